@@ -1,0 +1,194 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What can be wrong, each kind with a stable code.
+
+A cause is plain data, made on hosts, in ranks and on the controller alike::
+
+    {"code": "port_in_use", "weight": "error", "host": "workstation", "rank": None, "what": "…", "fix": "…"}
+
+C(what) and C(fix) are written where the cause is found, with its names and numbers. This table gives each code's meaning
+and cure in general; C(docs/causes.md) is generated from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+WEIGHTS = ("error", "warning", "note")
+
+CODES: dict[str, tuple[str, str]] = {
+    # inventory and settings, known without a host
+    "group_missing": (
+        "The inventory has no host in the cluster's group.",
+        "Put the hosts into the group `nanochat`, or set `nanochat_hosts`.",
+    ),
+    "host_excluded": (
+        "A host of the cluster is not part of this play, because of `--limit` or an earlier failure.",
+        "Run without `--limit`; a training run needs every host of the cluster.",
+    ),
+    "group_mismatch": (
+        "The groups `master` and `workers` contradict `node_rank`.",
+        "The host with `node_rank: 0` is the master; every other host is a worker.",
+    ),
+    "rank_invalid": (
+        "The node ranks are not 0 … N-1, each used once.",
+        "Give every host of the cluster its own `node_rank`, starting with 0.",
+    ),
+    "setting_invalid": ("A variable has a value that cannot be used.", "Correct the variable where it is set."),
+    "master_addr_invalid": (
+        "The master address is empty, or a loopback address in a cluster of several machines.",
+        "Leave `nanochat_master_addr` unset: the address is found by connecting.",
+    ),
+    "batch_indivisible": (
+        "`total-batch-size` is not a multiple of `device-batch-size` x `max-seq-len` x world size.",
+        "Change one of the three so that it divides.",
+    ),
+    "vocab_indivisible": (
+        "The vocabulary does not divide by the world size; nanochat's optimizer would die at its first step.",
+        "Use a world size that divides the padded vocabulary (a power of two always does).",
+    ),
+    "eval_tokens_small": (
+        "`eval-tokens` is too small for one evaluation step on every rank.",
+        "Raise `eval-tokens`, or switch evaluation off with `eval-every: -1`.",
+    ),
+    "secret_in_arguments": (
+        "An argument or a visible environment variable looks like a key.",
+        "Put it into `nanochat_secret_env`; it is then written to a 0600 file and appears nowhere else.",
+    ),
+    # reaching the hosts
+    "host_unreachable": ("ssh cannot reach the host.", "Start the host, or correct `ansible_host`; then `ssh HOST` by hand."),
+    "host_key_unknown": (
+        "The host's ssh key is not known, or has changed.",
+        "`ssh HOST` once by hand and compare the fingerprint.",
+    ),
+    "ssh_refused": (
+        "ssh reaches the host, but it does not let this user in.",
+        "`ssh-copy-id USER@HOST`, or correct `ansible_user`.",
+    ),
+    "sudo_password": (
+        "sudo asks for a password, and nobody can type it.",
+        "Unset `ansible_become`: nothing here needs root; or add `--ask-become-pass`.",
+    ),
+    "python_missing": (
+        "The host has no Python 3.9 or newer that Ansible finds.",
+        "Install python3, or set `ansible_python_interpreter`.",
+    ),
+    "module_failed": (
+        "A module of the collection broke on a host.",
+        "Run again with `-vvv` and report what it prints.",
+    ),
+    # software and data on a host
+    "path_invalid": ("A path cannot be used on the host.", "Give an absolute path, or one that starts with `~/`."),
+    "tmux_missing": ("tmux is not installed.", "Install the package `tmux`."),
+    "git_missing": ("git is not installed, and the checkout needs it.", "Install the package `git`."),
+    "uv_missing": ("uv is not installed.", "Install uv, or set `nanochat_install_method: pip`."),
+    "venv_missing": ("python3 cannot make virtual environments.", "Install the package `python3-venv`."),
+    "repo_unreachable": ("The git source cannot be read.", "Correct `nanochat_repo`, or give a path on the controller."),
+    "repo_dirty": (
+        "The source on the controller has uncommitted changes, which are not carried along.",
+        "Commit them, if the run should have them.",
+    ),
+    "version_unknown": ("The git source has no such branch, tag or commit.", "Correct `nanochat_version`."),
+    "checkout_dirty": (
+        "The checkout has uncommitted changes, which are never overwritten.",
+        "Commit, stash or discard them, or name another `nanochat_dir`.",
+    ),
+    "checkout_foreign": (
+        "`nanochat_dir` exists and is not a git checkout.",
+        "Name another `nanochat_dir`, or move the folder away.",
+    ),
+    "install_failed": ("The environment could not be made.", "Read the last lines; correct; launch again."),
+    "environment_missing": (
+        "There is no Python environment with torch.",
+        "Let `install.yml` make one, or correct `nanochat_python`.",
+    ),
+    "versions_differ": (
+        "Python, torch or the commit differ between hosts.",
+        "Run `install.yml`, or make the environments equal by hand.",
+    ),
+    "data_missing": ("Shards are missing on a host.", "Set `nanochat_dataset_dir`, or put them there by hand."),
+    "dataset_extra": (
+        "A host has shards that the others lack; it would train on other data.",
+        "Move the extra files away, or bring them to every host.",
+    ),
+    "data_differ": ("Shards differ between hosts.", "Run `dataset.yml`."),
+    "tokenizer_missing": ("There is no tokenizer.", "Run `dataset.yml`, which trains it on the master."),
+    "tokenizer_differs": (
+        "A host has another tokenizer; it would train on other tokens.",
+        "Remove the wrong one; the master's is copied at the next launch.",
+    ),
+    # the network
+    "interface_unknown": ("The host has no interface of that name.", "Use one of the names that the host has."),
+    "interface_no_address": ("The interface is down or has no address.", "Bring it up, or choose another."),
+    "link_blocked": (
+        "Two hosts cannot connect to each other on ephemeral ports.",
+        "Open the firewall between the two hosts.",
+    ),
+    "port_in_use": ("The rendezvous port is taken.", "End the program that holds it, or set `nanochat_master_port`."),
+    # the state of runs
+    "run_in_progress": ("A run that uses these files is alive.", "Stop it first (`stop.yml`), or wait for its end."),
+    "run_differs": (
+        "A run of this name is alive with another configuration.",
+        "Use another `nanochat_run`, or `-e nanochat_relaunch=true` to end it and start anew.",
+    ),
+    "half_alive": (
+        "The run is alive on some hosts only.",
+        "`-e nanochat_relaunch=true` ends the rest and starts anew; `stop.yml` only ends it.",
+    ),
+    "run_absent": ("There is no run of this name.", "Start it with `launch.yml`."),
+    "start_failed": ("The agent ended at once.", "Read the last lines of its log."),
+    "stop_incomplete": ("Processes of the run are still there after SIGKILL.", "Look at them by hand: uninterruptible I/O?"),
+    # the start of a run, found by its ranks
+    "rank_missing": ("A rank did not join in time.", "Look at that host's log; is its agent running?"),
+    "rank_duplicate": ("Two processes claim the same rank.", "Give every host its own `node_rank`."),
+    "arguments_differ": ("Arguments differ between ranks.", "Set training options for the whole group, never per host."),
+    "environment_differs": (
+        "Environment variables that all ranks must share differ.",
+        "Set them for the whole group, never per host.",
+    ),
+    "world_differs": ("Ranks disagree about the size of the world.", "Launch all hosts together with one playbook."),
+    # proof and failure
+    "not_distributed": (
+        "The processes run side by side and exchange nothing: several unrelated models.",
+        "Leave `nanochat_runner: true`; upstream nanochat opens no process group on CPU by itself.",
+    ),
+    "wrong_interface": ("The ranks talk over another interface than the chosen one.", "Set `nanochat_socket_ifname`."),
+    "too_few_bytes": (
+        "The ranks exchange fewer bytes than synchronous training needs.",
+        "Does the script really average its gradients over all ranks?",
+    ),
+    "parameters_differ": (
+        "The ranks hold different parameters after the same step.",
+        "Stop: this is not one model. Compare versions, data and the script.",
+    ),
+    "exception": ("A rank ended with an exception.", "The message and the log of that rank say why."),
+    "rank_died": ("A rank ended by a signal or with an exit code of its own.", "137 or signal 9: look for the OOM killer."),
+    "start_timeout": ("The first steps did not come in time.", "Raise `nanochat_first_step_timeout`, or make the model smaller."),
+    "not_proven": ("The run ended before enough was seen.", "Train for more steps, or look at the logs."),
+    "world_of_one": ("There is one rank only: nothing is exchanged, steps advance.", "Nothing to do."),
+    "note": ("Something worth knowing.", "Nothing to do."),
+}
+
+
+def cause(
+    code: str, what: str, fix: str | None = None, host: str | None = None, rank: int | None = None, weight: str = "error"
+) -> dict[str, Any]:
+    """Make one cause.
+
+    :param code: a key of C(CODES), else C(KeyError): a code that nobody documented is a mistake of ours.
+    :param what: what is wrong and where, with names and numbers.
+    :param fix: the command or change that cures it; the code's general cure when not given.
+    :param host: inventory name; C(None) where it is not known (on a host) or no single host is at fault.
+    :param rank: global rank, when one is at fault.
+    :param weight: C(error) refuses or ends a run, C(warning) and C(note) do not.
+    """
+    general_fix = CODES[code][1]
+    if weight not in WEIGHTS:
+        raise ValueError("weight %r is none of %s" % (weight, ", ".join(WEIGHTS)))
+    return {"code": code, "weight": weight, "host": host, "rank": rank, "what": what, "fix": fix or general_fix}
+
+
+def errors(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The causes that refuse or end a run."""
+    return [entry for entry in causes if entry["weight"] == "error"]

@@ -1,0 +1,124 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Base of the action plugins that work on a host: failure is data.
+
+A dead host, an ssh prompt or a broken module must not end the play before C(verdict) has seen all hosts. So such an
+action always succeeds; what went wrong is in its result under C(nanochat_lost), and C(verdict) decides.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+
+# What ssh and sudo print, and what it means. The order matters: the first that fits.
+_SSH_TEXTS = (
+    ("host key verification failed", "host_key_unknown"),
+    ("remote host identification has changed", "host_key_unknown"),
+    ("permission denied", "ssh_refused"),
+    ("too many authentication failures", "ssh_refused"),
+    ("missing sudo password", "sudo_password"),
+    ("a password is required", "sudo_password"),
+    ("incorrect sudo password", "sudo_password"),
+)
+_NO_PYTHON_TEXTS = ("interpreter", "python3: not found", "python: not found", "no such file or directory: python")
+
+
+class RemoteAction(ActionBase):
+    """Runs the module of the same name on the host. A subclass overrides C(work) to do more than that."""
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        started = time.monotonic()
+        try:
+            result.update(self.work(dict(self._task.args), task_vars or {}))
+        except Lost as lost:
+            result.update(changed=False, nanochat_lost=lost.cause)
+        finally:
+            self._remove_tmp_path(self._connection._shell.tmpdir)
+        result["seconds"] = round(time.monotonic() - started, 3)
+        return result
+
+    def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """What this action does on its host; the default is the module with the task's own arguments."""
+        return self.remote(args, task_vars)
+
+    def remote(self, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Run the module of this action's name.
+
+        :raises Lost: the host could not be reached or the module broke; C(run) turns it into data.
+        """
+        host = task_vars["inventory_hostname"]
+        try:
+            result = self._execute_module(module_name=self._task.action, module_args=module_args, task_vars=task_vars)
+        except AnsibleConnectionFailure as problem:
+            raise Lost(_ssh_cause(host, str(problem), task_vars)) from problem
+        except AnsibleError as problem:
+            raise Lost(_module_cause(host, str(problem))) from problem
+        if result.get("unreachable"):
+            raise Lost(_ssh_cause(host, str(result.get("msg", "")), task_vars))
+        if result.get("failed"):
+            raise Lost(_module_cause(host, " ".join(_texts(result))))
+        return dict(result)
+
+    def put(self, source: str | bytes, remote_path: str) -> None:
+        """Copy a file of the controller (a path) or bytes to C(remote_path) on the host.
+
+        :raises Lost: the connection broke; what is at C(remote_path) then is not to be trusted.
+        """
+        try:
+            if isinstance(source, bytes):
+                with tempfile.NamedTemporaryFile(prefix="torchlan-") as file:
+                    file.write(source)
+                    file.flush()
+                    self._connection.put_file(file.name, remote_path)
+            else:
+                self._connection.put_file(os.path.abspath(source), remote_path)
+        except (AnsibleConnectionFailure, AnsibleError) as problem:
+            raise Lost(cause("host_unreachable", f"the copy to {remote_path} broke: {_short(str(problem))}")) from problem
+
+
+class Lost(Exception):
+    """The host did not answer as a host of the cluster should; carries the cause."""
+
+    def __init__(self, lost_cause: dict[str, Any]) -> None:
+        super().__init__(lost_cause["what"])
+        self.cause = lost_cause
+
+
+def _texts(result: dict[str, Any]) -> list[str]:
+    return [str(result[key]) for key in ("msg", "module_stderr", "module_stdout", "exception") if result.get(key)]
+
+
+def _short(text: str, limit: int = 300) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _ssh_cause(host: str, text: str, task_vars: dict[str, Any]) -> dict[str, Any]:
+    lowered = text.lower()
+    code = next((code for words, code in _SSH_TEXTS if words in lowered), "host_unreachable")
+    address = task_vars.get("ansible_host", host)
+    user = task_vars.get("ansible_user")
+    target = f"{user}@{address}" if user else str(address)
+    fixes = {
+        "host_key_unknown": f"ssh {target}   (compare the fingerprint, then say yes)",
+        "ssh_refused": f"ssh-copy-id {target}",
+        "host_unreachable": f"is it on, and at this address? try: ssh {target}",
+    }
+    return cause(code, f"{host} ({address}): {_short(text)}", fixes.get(code), host=host)
+
+
+def _module_cause(host: str, text: str) -> dict[str, Any]:
+    lowered = text.lower()
+    code = next((code for words, code in _SSH_TEXTS if words in lowered and code == "sudo_password"), None)
+    if code is None and any(words in lowered for words in _NO_PYTHON_TEXTS):
+        code = "python_missing"
+    return cause(code or "module_failed", f"{host}: {_short(text)}", host=host)
