@@ -1,0 +1,12 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Action of torchlan.nanochat.node_info: its module, with failure as data."""
+
+from __future__ import annotations
+
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import RemoteAction
+
+
+class ActionModule(RemoteAction):
+    """Runs the module; a host that is lost is in the result, not an error."""

@@ -1,0 +1,194 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What to do about a run, from the look at every host: start it, leave it alone, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import plan as planning
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import render
+
+# What launch does with the run
+START = "start"  # nothing of it is alive
+RESTART = "restart"  # end what is alive, then start
+WATCH = "watch"  # alive with this configuration: leave it alone and look again
+STORED = "stored"  # finished with this configuration: show its stored proof
+REFUSE = "refuse"
+
+
+def run_state(runs: Mapping[str, dict[str, Any]]) -> str:
+    """State of a run over all its hosts.
+
+    :param runs: C(node.run) of C(node_info) by host.
+    :returns: C(absent), C(alive), C(half_alive), C(finished), C(stopped) or C(failed).
+    """
+    states = {run["state"] for run in runs.values()}
+    attempts = {run["attempt"] for run in runs.values()}
+    if states & {"alive", "half_alive"}:
+        return "alive" if states == {"alive"} and len(attempts) == 1 else "half_alive"
+    if states == {"finished"} and len(attempts) == 1:
+        return "finished"
+    if states == {"absent"}:
+        return "absent"
+    return "stopped" if "stopped" in states and "failed" not in states else "failed"
+
+
+def action(
+    runs: Mapping[str, dict[str, Any]], configuration: Mapping[str, Any], relaunch: bool
+) -> tuple[str, list[dict[str, Any]]]:
+    """What launch does, by the table of run states.
+
+    :param runs: C(node.run) by host, every host of the cluster.
+    :param configuration: C(render.config) of the run that is wanted.
+    :param relaunch: C(nanochat_relaunch).
+    :returns: one of the words above, and the causes of a refusal.
+    """
+    state = run_state(runs)
+    wanted = render.fingerprint(configuration)
+    name = configuration["run"]
+    if state == "half_alive":
+        if relaunch:
+            return RESTART, []
+        parts = ", ".join(f"{run['state'].replace('_', ' ')} on {host}" for host, run in runs.items())
+        return REFUSE, [cause("half_alive", f"run {name} is {parts}")]
+    if state not in ("alive", "finished"):
+        return START, []
+    records = {host: run.get("record") or {} for host, run in runs.items()}
+    changed = {host: record for host, record in records.items() if record.get("fingerprint") != wanted}
+    if state == "finished":
+        return (START if relaunch or changed else STORED), []
+    if relaunch:
+        return RESTART, []
+    if not changed:
+        return WATCH, []
+    host, record = next(iter(changed.items()))
+    lines = render.differences(record.get("config") or {}, dict(configuration))
+    what = f"run {name} is alive with another configuration: {'; '.join(lines[:5]) or 'its record cannot be read'}"
+    return REFUSE, [cause("run_differs", what, host=None)]
+
+
+def check_nodes(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]], doing: str) -> list[dict[str, Any]]:
+    """What stands against a start, seen on the hosts."""
+    causes = []
+    for host, node in nodes.items():
+        causes += [{**entry, "host": host, "what": _on(host, entry["what"])} for entry in node.get("causes", [])]
+    if doing in (START, RESTART):
+        causes += _check_port(plan, nodes)
+        causes += _check_tools(nodes)
+        causes += _check_gpus(plan, nodes)
+    return causes
+
+
+def _on(host: str, what: str) -> str:
+    return what if what.startswith(f"{host}:") else f"{host}: {what}"
+
+
+def _check_port(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    master = plan.hosts[0]
+    port = nodes[master]["port"]
+    if port["free"]:
+        return []
+    holder = port.get("holder") or {}
+    own = {process["pid"] for process in nodes[master]["run"]["processes"]}
+    if holder.get("pid") in own:
+        return []  # our own run, which is being replaced
+    who = " ".join(
+        str(part)
+        for part in (
+            f"pid {holder['pid']}" if holder.get("pid") else "a process that only root can see",
+            f"({holder['command']})" if holder.get("command") else "",
+            f"of user {holder['user']}" if holder.get("user") else "",
+        )
+        if part
+    )
+    fix = f"on {master}: kill {holder['pid']}" if holder.get("pid") else f"on {master}: sudo ss -ltnp 'sport = :{port['port']}'"
+    what = f"{master}: port {port['port']} is held by {who}"
+    return [cause("port_in_use", what, f"{fix}; or nanochat_master_port: another", host=master)]
+
+
+def _check_tools(nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        cause("tmux_missing", f"{host}: tmux is not installed", f"on {host}: {_install(node, 'tmux')}", host=host)
+        for host, node in nodes.items()
+        if not node["tools"]["tmux"]
+    ]
+
+
+def _install(node: Mapping[str, Any], package: str) -> str:
+    system = str(node["host"]["system"]).lower()
+    if any(name in system for name in ("fedora", "red hat", "rocky", "alma", "centos")):
+        return f"sudo dnf install {package}"
+    if "arch" in system:
+        return f"sudo pacman -S {package}"
+    return f"sudo apt-get install {package}"
+
+
+def _check_gpus(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    if plan.device != "cuda":
+        return []
+    causes = []
+    for host, node in nodes.items():
+        have, need = len(node["host"]["gpus"]), plan.nproc[host] or 1
+        if have < need:
+            what = f"{host}: {need} processes on cuda, and {have} GPUs are seen"
+            causes.append(cause("setting_invalid", what, "nproc_per_node, or nanochat_device_type: cpu", host=host))
+    return causes
+
+
+def check_software(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Python with torch on every host, and equal versions, once nothing is left to install."""
+    causes = []
+    for host, node in nodes.items():
+        environment = node["environment"]
+        if environment["state"] != "ready" or not environment["torch"]:
+            where = environment["python"] or "no interpreter"
+            causes.append(cause("environment_missing", f"{host}: no torch in {where}", host=host))
+    if causes:
+        return causes
+    for name, of in (("python", _python_line), ("torch", lambda node: node["environment"]["torch"])):
+        seen = {host: of(node) for host, node in nodes.items()}
+        if len(set(seen.values())) > 1:
+            listed = ", ".join(f"{version} on {host}" for host, version in seen.items())
+            causes.append(cause("versions_differ", f"{name} is {listed}"))
+    return causes
+
+
+def _python_line(node: Mapping[str, Any]) -> str:
+    """Python's minor version: patch releases of one line work together."""
+    return ".".join(str(node["environment"]["version"]).split(".")[:2])
+
+
+def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Shards and tokenizer of a nanochat run: there, and the same everywhere."""
+    causes = []
+    master = plan.hosts[0]
+    for host, node in nodes.items():
+        if not node["data"]["tokenizer"]["present"]:
+            folder = node["paths"]["base_dir"]
+            causes.append(cause("tokenizer_missing", f"{host}: no tokenizer in {folder}/tokenizer", host=host))
+        if node["data"]["shards"] < 2:
+            what = f"{host}: {node['data']['shards']} shards in {node['data']['dir']}; training needs two or more"
+            causes.append(cause("data_missing", what, host=host))
+    if causes:
+        return causes
+    for host in plan.hosts[1:]:
+        mine, theirs = nodes[master]["data"], nodes[host]["data"]
+        if mine["tokenizer"]["sha256"] != theirs["tokenizer"]["sha256"]:
+            what = f"{host}: the tokenizer is {theirs['tokenizer']['sha256'][:12]}, {master}'s {mine['tokenizer']['sha256'][:12]}"
+            causes.append(cause("tokenizer_differs", what, host=host))
+        if mine["manifest"] != theirs["manifest"]:
+            what = f"{host}: {theirs['shards']} shards, {master} has {mine['shards']}: {_first_difference(mine, theirs)}"
+            causes.append(cause("data_differ", what, host=host))
+    return causes
+
+
+def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    left, right = dict(mine["list"]), dict(theirs["list"])
+    for name in sorted({*left, *right}):
+        if left.get(name) != right.get(name):
+            return f"{name} has {right.get(name, 'no')} bytes on one and {left.get(name, 'no')} on the other"
+    return "the lists are equal by name and size, their digests are not"

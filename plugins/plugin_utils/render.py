@@ -1,0 +1,168 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host is given to run: its environment, its run.sh, and the record of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import plan as planning
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import settings as settings_util
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# Run {run}, attempt {attempt}: node {node_rank} of {nnodes}, on {host}. Written by torchlan.nanochat.
+# tmux runs it; by hand:  env TORCHLAN_RUN_DIR={folder} bash {folder}/run.sh
+set -uo pipefail
+folder={folder}
+rm -f "$folder/exit_code"
+cd -- {directory} || exit
+. "$folder/env"
+
+command=(
+{command}
+)
+"${{command[@]}}" 2>&1 | tee -a "$folder/train.log"
+code=${{PIPESTATUS[0]}}
+printf '%s\\n' "$code" > "$folder/exit_code.new" && mv "$folder/exit_code.new" "$folder/exit_code"
+exit "$code"
+"""
+
+
+def environment(
+    plan: planning.Plan, settings: Mapping[str, Any], node: Mapping[str, Any], network: Mapping[str, Any], folder: str
+) -> dict[str, str]:
+    """Environment of one host's part of a run, without the secrets and without TORCHLAN_PLAN.
+
+    :param network: the choice for this host: C(interface) and C(address).
+    :param folder: the attempt's folder on the host, absolute.
+    """
+    host = node["host"]
+    processes = plan.nproc[settings["host"]] or 1
+    threads = settings["nanochat_omp_num_threads"] or max(1, int(host["cores_physical"]) // processes)
+    result = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": f"{folder}/runner.zip",
+        "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": network["interface"],
+        "NCCL_SOCKET_IFNAME": network["interface"],
+        "NANOCHAT_BASE_DIR": node["paths"]["base_dir"],
+    }
+    if settings["nanochat_data_dir"]:
+        result["NANOCHAT_DATA_DIR"] = node["paths"]["data_dir"]
+    if plan.device == "cpu":
+        # nanochat follows torch.cuda.is_available(), and would compute in bfloat16 on a CPU beside an idle GPU.
+        result["NANOCHAT_DTYPE"] = "float32"
+    mine = settings["nanochat_env"]
+    if "PYTHONPATH" in mine:
+        mine = {**mine, "PYTHONPATH": f"{result['PYTHONPATH']}:{mine['PYTHONPATH']}"}
+    return {**result, **mine}
+
+
+def env_file(variables: Mapping[str, str]) -> str:
+    """Text of the file that run.sh sources: values reach the program byte for byte, and no shell runs any of them.
+
+    :raises ValueError: a value holds a NUL, which no environment can hold.
+    """
+    for name, value in variables.items():
+        if "\0" in value:
+            raise ValueError(f"{name} holds a NUL character")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "# Environment of the run, sourced by run.sh. It may hold secrets: mode 0600.\n" + "\n".join(lines) + "\n"
+
+
+def torchrun(
+    plan: planning.Plan, settings: Mapping[str, Any], python: str, master_addr: str, attempt: str
+) -> list[str]:
+    """The agent's command line on one host.
+
+    torch.distributed.run is torchrun without its launcher script, whose first line breaks on paths with a space.
+    """
+    script = ["-m", "torchlan_runner", plan.script] if settings["nanochat_runner"] else ["-m", plan.script]
+    return [
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={plan.nnodes}",
+        f"--nproc_per_node={plan.nproc[settings['host']]}",
+        f"--node_rank={settings['node_rank']}",
+        f"--master_addr={master_addr}",
+        f"--master_port={settings['nanochat_master_port']}",
+        f"--rdzv_id={plan.run}.{attempt}",
+        f"--rdzv-conf=timeout={settings['nanochat_join_timeout']}",
+        *script,
+        # Without it torchrun takes --run for its own --run-path.
+        "--",
+        *settings_util.argv(plan.arguments),
+    ]
+
+
+def script(
+    plan: planning.Plan, settings: Mapping[str, Any], folder: str, directory: str, command: list[str], attempt: str
+) -> str:
+    """Text of run.sh, a word a line so that it can be read."""
+    head = command[:3]
+    lines = ["  " + " ".join(shlex.quote(word) for word in head)]
+    lines += ["  " + shlex.quote(word) for word in command[3:]]
+    return _SCRIPT.format(
+        run=plan.run,
+        attempt=attempt,
+        node_rank=settings["node_rank"],
+        nnodes=plan.nnodes,
+        host=_comment(settings["host"]),
+        folder=shlex.quote(folder),
+        directory=shlex.quote(directory),
+        command="\n".join(lines),
+    )
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())
+
+
+def config(
+    plan: planning.Plan, settings: Mapping[str, dict[str, Any]], commit: str | None
+) -> dict[str, Any]:
+    """What makes a run this run and not another; never secrets, and nothing that is found anew at each launch."""
+    shared = settings[plan.hosts[0]]
+    return {
+        "run": plan.run,
+        "script": plan.script,
+        "arguments": plan.arguments,
+        "device": plan.device,
+        "source": shared["nanochat_source"],
+        "commit": commit,
+        "runner": shared["nanochat_runner"],
+        "master_port": shared["nanochat_master_port"],
+        "nodes": {
+            host: {
+                "node_rank": settings[host]["node_rank"],
+                "nproc": plan.nproc[host],
+                "omp_num_threads": settings[host]["nanochat_omp_num_threads"],
+                "env": settings[host]["nanochat_env"],
+                "secret_names": settings[host]["secret_names"],
+            }
+            for host in plan.hosts
+        },
+    }
+
+
+def fingerprint(configuration: Mapping[str, Any]) -> str:
+    """One word for a configuration; equal configurations have equal words."""
+    text = json.dumps(configuration, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """What differs between two configurations, one line each: C(arguments.depth: 4 -> 8)."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = []
+        for key in sorted({*old, *new}, key=str):
+            lines += differences(old.get(key, "(unset)"), new.get(key, "(unset)"), f"{path}.{key}" if path else str(key))
+        return lines
+    return [] if old == new else [f"{path}: {old} -> {new}"]

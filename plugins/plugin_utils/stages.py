@@ -1,0 +1,337 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The stages of a verdict: what is judged when, over all hosts at once.
+
+Each stage takes what the hosts answered (a L(View)) and what was known before (the state, plain data that travels in a
+registered variable), and returns the new state. C(go) in it opens the next tasks; nothing here talks to a host.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.torchlan.nanochat.plugins.module_utils import proof as proving
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import decide, links, plan, render, source
+
+State = dict[str, Any]
+
+
+@dataclass
+class View:
+    """What is known of the cluster: the inventory, and the registered results of its hosts."""
+
+    cluster: list[str]
+    groups: Mapping[str, list[str]]
+    # by registered name, then by host
+    results: Mapping[str, Mapping[str, dict[str, Any]]]
+    check_mode: bool = False
+
+    def of(self, *names: str) -> dict[str, dict[str, Any]]:
+        """Results by host; with several names, the latest one that a host has."""
+        merged: dict[str, dict[str, Any]] = {}
+        for name in names:
+            merged.update(self.results.get(name, {}))
+        return merged
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return {host: result["settings"] for host, result in self.of("preflight_settings").items()}
+
+    def nodes(self, *names: str) -> dict[str, dict[str, Any]]:
+        """What C(node_info) saw, of the hosts that answered."""
+        found = self.of(*(names or ("preflight_node",)))
+        return {host: result["node"] for host, result in found.items() if "node" in result}
+
+    def lost(self, name: str) -> list[dict[str, Any]]:
+        """Causes of the hosts that did not answer in the task of that name, in the order of the inventory."""
+        found = self.results.get(name, {})
+        return [found[host]["nanochat_lost"] for host in self.cluster if "nanochat_lost" in found.get(host, {})]
+
+    def causes(self, *names: str) -> list[dict[str, Any]]:
+        """Causes that modules returned, each with its host."""
+        result = []
+        for name in names:
+            for host, answer in self.results.get(name, {}).items():
+                result += [{**entry, "host": entry["host"] or host} for entry in answer.get("causes", [])]
+        return result
+
+
+def inventory(view: View, state: State) -> State:
+    """Everything that can be known without a host."""
+    settings = view.settings
+    causes = [*view.causes("preflight_settings")]
+    if not causes:
+        causes += plan.check_cluster(view.cluster, settings, view.groups)
+    commit = None
+    if not errors(causes):
+        run, problems = plan.make(settings)
+        causes += problems
+        shared = settings[run.hosts[0]]
+        if shared["nanochat_source"] == "git" and not errors(causes):
+            commit, problems = _commit(shared)
+            causes += problems
+        state["plan"] = _plan_data(run)
+    return {**state, "causes": causes, "commit": commit, "go": not errors(causes)}
+
+
+def _commit(shared: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
+    try:
+        found = source.resolve(shared["nanochat_repo"], shared["nanochat_version"])
+    except source.SourceError as problem:
+        return None, [problem.cause]
+    return found.commit, list(found.causes)
+
+
+def _plan_data(run: plan.Plan) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "script": run.script,
+        "device": run.device,
+        "hosts": run.hosts,
+        "master": run.hosts[0],
+        "world_size": run.world_size,
+        "ranks": run.ranks(),
+        "numbers": run.numbers,
+        "arguments": run.arguments,
+        "expected_bytes_per_step": run.expected_bytes_per_step,
+    }
+
+
+def some(view: View, state: State) -> State:
+    """For status and stop: the name of the run, on whatever part of the cluster there is."""
+    settings = view.settings
+    causes = [entry for entry in view.causes("preflight_settings") if entry["code"] != "setting_invalid"]
+    causes += plan.check_cluster(view.cluster, settings, view.groups, partial=True) if not errors(causes) else []
+    go = not errors(causes)
+    if go:
+        shared = next(iter(settings.values()))
+        run = shared["nanochat_run"] or f"dist-{shared['nanochat_device_type']}-{len(view.cluster)}node"
+        hosts = sorted(settings, key=lambda host: settings[host]["node_rank"])
+        state["plan"] = {"run": run, "hosts": hosts, "master": hosts[0], "world_size": None, "ranks": [], "numbers": {}}
+    return {**state, "causes": causes, "go": go}
+
+
+def _replan(view: View, nodes: Mapping[str, dict[str, Any]]) -> tuple[plan.Plan, list[dict[str, Any]]]:
+    """The plan again, with what the hosts said about GPUs and vocabulary."""
+    settings = view.settings
+    gpus = {host: len(node["host"]["gpus"]) for host, node in nodes.items()}
+    first = min(settings, key=lambda host: settings[host]["node_rank"])
+    vocabulary = nodes[first]["data"]["tokenizer"]["vocab_size"] if first in nodes else None
+    return plan.make(settings, gpus, vocabulary)
+
+
+def look(view: View, state: State) -> State:
+    """Which state the run is in, what to do about it, and what is missing on the hosts."""
+    nodes, settings = view.nodes(), view.settings
+    causes = view.lost("preflight_node")
+    state["todo"] = {"install": [], "dataset": []}
+    if causes:
+        return {**state, "causes": state["causes"] + causes, "go": False}
+    run, problems = _replan(view, nodes)
+    shared = settings[run.hosts[0]]
+    configuration = render.config(run, settings, state["commit"])
+    runs = {host: nodes[host]["run"] for host in run.hosts}
+    doing, refusal = decide.action(runs, configuration, shared["nanochat_relaunch"])
+    causes = [entry for entry in problems + refusal if entry not in state["causes"]]
+    if doing in (decide.START, decide.RESTART):
+        causes += decide.check_nodes(run, nodes, doing)
+        if not errors(causes):
+            state["todo"] = decide.todo(run, settings, nodes, state["commit"])
+            if not any(state["todo"].values()):
+                causes += decide.check_software(run, nodes)
+                causes += decide.check_data(run, settings, nodes)
+    elif doing in (decide.WATCH, decide.STORED):
+        state["attempt"] = runs[run.hosts[0]]["attempt"]
+    state.update(plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration))
+    causes = state["causes"] + causes
+    return {**state, "causes": causes, "go": not errors(causes), "start": doing in (decide.START, decide.RESTART)}
+
+
+def prepared(view: View, state: State) -> State:
+    """After install and dataset: look again, and refuse what is still missing."""
+    causes = view.lost("install_checkout") + view.lost("install_environment") + view.lost("dataset_data")
+    causes += view.causes("install_checkout", "install_environment", "dataset_data")
+    if errors(causes):
+        return {**state, "causes": state["causes"] + causes, "go": False}
+    state = look(view, state)
+    if view.check_mode or not state["go"]:
+        return state
+    for part, hosts in state["todo"].items():
+        for host in hosts:
+            code = "environment_missing" if part == "install" else "data_missing"
+            state["causes"].append(cause(code, f"{host}: {part} ran, and the host is still not ready", host=host))
+    return {**state, "go": not errors(state["causes"])}
+
+
+def network(view: View, state: State) -> State:
+    """Interfaces, the master's address, and what each host will run."""
+    nodes, settings = view.nodes(), view.settings
+    causes = view.lost("launch_links")
+    run, _known = _replan(view, nodes)
+    if causes:
+        return {**state, "causes": state["causes"] + causes, "go": False}
+    wanted = {host: settings[host]["nanochat_socket_ifname"] for host in run.hosts}
+    chosen = links.choose(nodes, view.of("launch_links"), wanted)
+    causes = list(chosen["causes"])
+    state["network"], state["ignored_interfaces"] = chosen["choice"], chosen.get("ignored", {})
+    if not errors(causes):
+        attempt = state["attempt"] = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        shared = settings[run.hosts[0]]
+        master_addr = shared["nanochat_master_addr"] or state["network"][run.hosts[0]]["address"]
+        state["starts"] = {
+            host: _start(run, settings[host], nodes[host], state, master_addr, attempt) for host in run.hosts
+        }
+    causes = state["causes"] + causes
+    return {**state, "causes": causes, "go": not errors(causes)}
+
+
+def _start(
+    run: plan.Plan, settings: dict[str, Any], node: dict[str, Any], state: State, master_addr: str, attempt: str
+) -> dict[str, Any]:
+    """What one host is told to run."""
+    folder = f"{node['paths']['base_dir']}/runs/{run.run}/attempts/{attempt}/node-{settings['node_rank']}"
+    smoke = settings["nanochat_source"] == "smoke"
+    python = node["environment"]["python"] or f"{node['paths']['dir']}/.venv/bin/python"
+    directory = folder if smoke else node["paths"]["dir"]
+    command = render.torchrun(run, settings, python, master_addr, attempt)
+    variables = render.environment(run, settings, node, state["network"][settings["host"]], folder)
+    # Everything that makes two hosts one run; paths and threads may differ.
+    shared_names = sorted(name for name in variables if name.startswith("NANOCHAT_") and not name.endswith("_DIR"))
+    facts = {"commit": state["commit"], "arguments": run.arguments}
+    if not smoke:
+        facts["uncommitted changes"] = bool(node["checkout"]["dirty"])
+        facts["tokenizer"] = node["data"]["tokenizer"]["sha256"]
+        facts["shards"] = node["data"]["manifest"]
+    variables["TORCHLAN_PLAN"] = json.dumps(
+        {
+            "run": run.run,
+            "attempt": attempt,
+            "device": run.device,
+            "host": settings["host"],
+            "node_rank": settings["node_rank"],
+            "nnodes": run.nnodes,
+            "world_size": run.world_size,
+            "nodes": [
+                {
+                    "node_rank": node_rank,
+                    "host": host,
+                    "address": state["network"][host]["address"],
+                    "nproc": run.nproc[host],
+                }
+                for node_rank, host in enumerate(run.hosts)
+            ],
+            "ifname": state["network"][settings["host"]]["interface"],
+            "join_timeout": settings["nanochat_join_timeout"],
+            "first_step_timeout": settings["nanochat_first_step_timeout"],
+            "hang_timeout": settings["nanochat_hang_timeout"],
+            "expected_bytes_per_step": run.expected_bytes_per_step,
+            "compare_env": shared_names,
+            "fingerprint": facts,
+        },
+        sort_keys=True,
+    )
+    predicted = [] if node["environment"]["torch"] else [f"{python} is not there yet"]
+    if not smoke and node["checkout"]["commit"] != state["commit"]:
+        predicted.append(f"{directory} is not at {str(state['commit'])[:12]} yet")
+    return {
+        "script": render.script(run, settings, folder, directory, command, attempt),
+        "environment": variables,
+        "predicted": predicted,
+        "record": {
+            "schema": 1,
+            "run": run.run,
+            "attempt": attempt,
+            "node_rank": settings["node_rank"],
+            "nnodes": run.nnodes,
+            "host": settings["host"],
+            "fingerprint": state["fingerprint"],
+            "config": state["config"],
+            "argv": command,
+        },
+    }
+
+
+def started(view: View, state: State) -> State:
+    """Whether every agent was started; a part of a run is no run."""
+    causes = view.lost("launch_started") + view.causes("launch_started")
+    causes = state["causes"] + causes
+    return {**state, "causes": causes, "go": not errors(causes), "was_started": True}
+
+
+def proof(view: View, state: State) -> State:
+    """Whether the ranks train together: the runner's beats and every host's own sockets."""
+    nodes, settings = view.nodes("verify_node"), view.settings
+    run, _known = _replan(view, view.nodes())
+    met = view.of("verify_rendezvous").get(run.hosts[0], {})
+    if state.get("action") == decide.STORED:
+        nodes = view.nodes()
+    cluster = nodes.get(run.hosts[0], {}).get("run", {}).get("cluster") or met.get("cluster") or {}
+    sockets: dict[int, list[dict[str, Any]]] = {}
+    beats = {beat["rank"]: beat for beat in cluster.get("ranks", [])}
+    for node in nodes.values():
+        for entry in node["run"].get("sockets") or []:
+            sockets.setdefault(entry["rank"], []).append(entry)
+        for beat in node["run"].get("beats") or []:
+            if beat.get("attempt") == state.get("attempt") and beat["time"] >= beats.get(beat["rank"], beat)["time"]:
+                beats[beat["rank"]] = beat
+    for entry in met.get("sockets") or []:
+        sockets.setdefault(entry["rank"], []).append(entry)
+    judged = proving.judge(
+        world_size=run.world_size or 1,
+        backend="nccl" if run.device == "cuda" else "gloo",
+        ranks=[beats[rank] for rank in sorted(beats)],
+        sockets_by_rank=sockets,
+        expected_bytes_per_step=run.expected_bytes_per_step,
+        runner=settings[run.hosts[0]]["nanochat_runner"],
+        nodes=[
+            {"node_rank": node_rank, "host": host, **(state.get("network") or {}).get(host, {})}
+            for node_rank, host in enumerate(run.hosts)
+        ],
+    )
+    causes = _merge(state["causes"], view.lost("verify_node"), cluster.get("causes", []), met.get("causes", []), judged["causes"])
+    run_state = decide.run_state({host: node["run"] for host, node in nodes.items()}) if nodes else "unknown"
+    proven = judged["verdict"] == "proven" and not errors(causes)
+    if proven:
+        verdict = "proven"
+    else:
+        verdict = "failed" if errors(causes) or run_state in ("failed", "half_alive") else "unverified"
+        if not errors(causes):
+            causes.append(cause("not_proven", f"run {run.run} is {run_state} and was not seen to train together"))
+    return {
+        **state,
+        "causes": causes,
+        "verdict": verdict,
+        "run_state": run_state,
+        "evidence": judged["evidence"],
+        "beats": [beats[rank] for rank in sorted(beats)],
+        "end": verdict == "failed" and not settings[run.hosts[0]]["nanochat_keep_failed"],
+    }
+
+
+def _merge(*lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All causes once, in order; the same one is often seen from several sides."""
+    merged: list[dict[str, Any]] = []
+    seen = set()
+    for entry in (entry for entries in lists for entry in entries):
+        key = (entry["code"], entry["host"], entry["rank"])
+        if key not in seen:
+            seen.add(key)
+            merged.append(entry)
+    return merged
+
+
+STAGES: dict[str, Callable[[View, State], State]] = {
+    "inventory": inventory,
+    "some": some,
+    "look": look,
+    "prepared": prepared,
+    "network": network,
+    "started": started,
+    "proof": proof,
+}
