@@ -1,0 +1,187 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The test LAN: hosts in containers on networks of their own, reached by real ssh from the machine itself.
+
+Both users of it, the Molecule scenarios and the pytest tests here, say per host what differs:
+
+    {"laptop": {"user": "ada", "hostname": "beta-box", "cpus": 1, "memory": "2g", "networks": ["lan"]}}
+
+What is left out is DEFAULTS'; `false` instead of a mapping makes no node, for a host that is down.
+
+A folder holds all that one LAN has on this machine (ssh key, known_hosts, lan.json with its id). Every container and
+network carries that id as a label, and is removed by it.
+
+    python3 tests/lan/lan.py create FOLDER < hosts.json     prints the connection variables per host, as JSON
+    python3 tests/lan/lan.py look FOLDER RUN                every process of RUN on every host with its sockets, as JSON
+    python3 tests/lan/lan.py destroy FOLDER
+    python3 tests/lan/lan.py sweep                          removes every LAN that this checkout left behind
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from engine import LanError, docker, running
+from image import TORCH_PATH, build
+
+ROOT = Path(__file__).resolve().parents[2]
+LABEL = "org.torchlan.lan"  # value: the id of a LAN
+CHECKOUT = "org.torchlan.checkout"  # value: the checkout whose tests made it
+DEFAULTS: dict[str, Any] = {"user": "trainer", "cpus": 1, "memory": "3g", "networks": ["lan"]}
+# NET_ADMIN for the tests that break links; SYS_PTRACE so that root there sees other people's processes, as on any host
+CAPABILITIES = ("--cap-add", "NET_ADMIN", "--cap-add", "SYS_PTRACE")
+LOOK = Path(__file__).resolve().parent / "look.py"
+
+
+class Lan:
+    """One LAN, by its folder on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        try:
+            state = json.loads((self.folder / "lan.json").read_text())
+        except OSError:
+            state = {"id": "torchlan-" + secrets.token_hex(4), "hosts": {}}
+        self.id: str = state["id"]
+        self.hosts: dict[str, dict[str, Any]] = state["hosts"]
+
+    def create(self, hosts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Start all hosts; returns each one's Ansible connection variables."""
+        parts = build()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.hosts = {name: {**DEFAULTS, "hostname": name, **host} for name, host in hosts.items() if host is not False}
+        # before anything exists: whatever happens next, destroy knows the id
+        (self.folder / "lan.json").write_text(json.dumps({"id": self.id, "hosts": self.hosts}, indent=1))
+        key = self.folder / "id_ed25519"
+        if not key.exists():
+            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.id, "-f", str(key)]
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+        labels = ["--label", f"{LABEL}={self.id}", "--label", f"{CHECKOUT}={ROOT}"]
+        for network in sorted({n for host in self.hosts.values() for n in host["networks"]}):
+            docker("network", "create", "--internal", *labels, f"{self.id}-{network}")
+        for name, host in self.hosts.items():
+            first, *more = host["networks"]
+            docker(
+                *("run", "--detach", "--name", self.container(name), "--hostname", host["hostname"], *labels),
+                *("--network", f"{self.id}-{first}", *CAPABILITIES),
+                *("--cpus", str(host["cpus"]), "--memory", str(host["memory"]), "--pids-limit", "2000"),
+                *("--env", f"TORCHLAN_AUTHORIZED_KEY={key.with_suffix('.pub').read_text().strip()}"),
+                *("--volume", f"{parts['torch']}:{TORCH_PATH}:ro", parts["image"]),
+            )
+            for network in more:
+                docker("network", "connect", f"{self.id}-{network}", self.container(name))
+        for host_vars in (variables := {name: self._variables(name) for name in self.hosts}).values():
+            _wait_for_port(host_vars["ansible_host"], 22)
+        known = [f"{variables[name]['ansible_host']} {self._host_key(name)}\n" for name in self.hosts]
+        (self.folder / "known_hosts").write_text("".join(known))
+        return variables
+
+    def container(self, name: str) -> str:
+        return f"{self.id}-{name}"
+
+    def addresses(self, name: str) -> dict[str, str]:
+        """The host's address on each of its networks, by the short name of the network."""
+        networks = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Networks}}", self.container(name)))
+        return {full.removeprefix(f"{self.id}-"): found["IPAddress"] for full, found in networks.items()}
+
+    def exec(self, name: str, *argv: str, user: str = "root", stdin: str = "") -> str:
+        """Run a command on a host, past ssh and Ansible: the tests' own eyes and hands."""
+        return docker("exec", "--interactive", "--user", user, self.container(name), *argv, stdin=stdin)
+
+    def look(self, run: str) -> dict[str, dict[str, Any]]:
+        """What the kernel of every host says of a run.
+
+        Per host `processes` (pid, ppid, argv, rank, its established sockets), their `pids`, and `sent`: bytes that
+        workers there have sent to workers of the run on other hosts, both ends seen.
+        """
+        script = LOOK.read_text()
+        seen = {name: json.loads(self.exec(name, "python3", "-", run, stdin=script)) for name in self.hosts}
+        ends = {
+            (socket["local"], socket["remote"]): (name, socket.get("bytes_sent", 0))
+            for name, processes in seen.items()
+            for process in processes
+            if process["rank"] is not None
+            for socket in process["sockets"]
+        }
+        sent = dict.fromkeys(seen, 0)
+        for (local, remote), (name, count) in ends.items():
+            if ends.get((remote, local), (name,))[0] != name:
+                sent[name] += count
+        return {
+            name: {"processes": processes, "pids": [process["pid"] for process in processes], "sent": sent[name]}
+            for name, processes in seen.items()
+        }
+
+    def destroy(self) -> None:
+        """Remove every container and network of this LAN, also of one that was half made."""
+        remove(f"{LABEL}={self.id}")
+        (self.folder / "lan.json").unlink(missing_ok=True)
+
+    def _variables(self, name: str) -> dict[str, Any]:
+        host = self.hosts[name]
+        # quoted twice: Ansible splits the text into words, and ssh splits this option's value again
+        known = str(self.folder / "known_hosts")
+        return {
+            "ansible_host": self.addresses(name)[host["networks"][0]],
+            "ansible_user": host["user"],
+            "ansible_ssh_private_key_file": str(self.folder / "id_ed25519"),
+            "ansible_ssh_common_args": f"""-F none -o IdentitiesOnly=yes -o 'UserKnownHostsFile="{known}"'""",
+        }
+
+    def _host_key(self, name: str) -> str:
+        return " ".join(self.exec(name, "cat", "/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
+
+
+def remove(label: str) -> None:
+    """Remove containers, then networks, with a label."""
+    if not running():
+        return
+    if containers := docker("ps", "--all", "--quiet", "--filter", f"label={label}").split():
+        docker("rm", "--force", "--volumes", *containers)
+    if networks := docker("network", "ls", "--quiet", "--filter", f"label={label}").split():
+        docker("network", "rm", *networks)
+
+
+def _wait_for_port(address: str, port: int, limit: float = 30) -> None:
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=2) as connection:
+                connection.settimeout(2)
+                if connection.recv(4) == b"SSH-":
+                    return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LanError(f"no ssh server on {address}:{port} within {limit:.0f} s: {error}") from error
+        time.sleep(0.1)
+
+
+def main(argv: list[str]) -> Any:
+    match argv:
+        case ["create", folder]:
+            return Lan(Path(folder)).create(json.load(sys.stdin))
+        case ["look", folder, run] if re.fullmatch(r"[\w-]+", run):
+            return Lan(Path(folder)).look(run)
+        case ["destroy", folder]:
+            return Lan(Path(folder)).destroy()
+        case ["sweep"]:
+            return remove(f"{CHECKOUT}={ROOT}")
+    sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    try:
+        answer = main(sys.argv[1:])
+    except LanError as problem:
+        sys.exit(f"test LAN: {problem}")
+    if answer is not None:
+        print(json.dumps(answer, indent=1))
