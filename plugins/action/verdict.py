@@ -38,7 +38,9 @@ class ActionModule(ActionBase):
         view = view_of(task_vars, bool(self._task.check_mode))
         state = dict(self._task.args.get("previous") or {})
         stage = self._task.args["stage"]
-        new = stages.STAGES[stage](view, {"causes": [], **{key: value for key, value in state.items() if key in KEPT}})
+        kept = {"causes": [], **{key: value for key, value in state.items() if key in KEPT}}
+        # After a refusal the stages that follow have nothing to judge.
+        new = stages.STAGES[stage](view, kept) if kept.get("go", True) else kept
         new["times"] = [*state.get("times", []), [stage, time.time()]]
         result.update(changed=False, **new)
         return result
@@ -50,6 +52,7 @@ KEPT = frozenset(
         "plan",
         "causes",
         "commit",
+        "requirements",
         "go",
         "start",
         "todo",
@@ -60,12 +63,16 @@ KEPT = frozenset(
         "network",
         "ignored_interfaces",
         "starts",
-        "was_started",
+        "peers",
         "verdict",
         "run_state",
         "evidence",
         "beats",
         "end",
+        "folders",
+        "ended",
+        "host_runs",
+        "other_runs",
     )
 )
 

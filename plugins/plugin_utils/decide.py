@@ -139,6 +139,49 @@ def _check_gpus(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> lis
     return causes
 
 
+def todo(
+    plan: planning.Plan,
+    settings: Mapping[str, dict[str, Any]],
+    nodes: Mapping[str, dict[str, Any]],
+    commit: str | None,
+    requirements: list[str],
+) -> dict[str, list[str]]:
+    """Which hosts still need which part of the preparation: C({"install": [hosts], "dataset": [hosts]})."""
+    install = [host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements)]
+    dataset = []
+    if trains_nanochat(plan):
+        first = nodes[plan.hosts[0]]["data"]
+        shared = settings[plan.hosts[0]]
+        for host in plan.hosts:
+            data = nodes[host]["data"]
+            same = data["manifest"] == first["manifest"] and data["tokenizer"]["sha256"] == first["tokenizer"]["sha256"]
+            if not (data["tokenizer"]["present"] and data["shards"] > 1 and same) or shared["nanochat_dataset_dir"]:
+                dataset.append(host)
+    return {"install": install, "dataset": dataset}
+
+
+def trains_nanochat(plan: planning.Plan) -> bool:
+    """Whether the run reads nanochat's shards and tokenizer."""
+    return plan.script == planning.BASE_TRAIN
+
+
+def _installed(settings: Mapping[str, Any], node: Mapping[str, Any], commit: str | None, requirements: list[str]) -> bool:
+    environment, checkout = node["environment"], node["checkout"]
+    if settings["nanochat_source"] == "git" and (checkout["state"] != "git" or checkout["commit"] != commit):
+        return False
+    if settings["nanochat_install_method"] == "existing":
+        return True  # whether it has torch is for check_software: nothing here would mend it
+    if environment["state"] != "ready" or not environment["torch"]:
+        return False
+    if settings["nanochat_source"] == "smoke":
+        wanted = str(settings["nanochat_torch"] or "").partition("==")[2]
+        return wanted in ("", environment["torch"], str(environment["torch"]).partition("+")[0])
+    marker = environment["marker"] or {}
+    if settings["nanochat_install_method"] == "pip":
+        return bool(marker.get("requirements") == requirements)
+    return bool(marker)
+
+
 def check_software(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Python with torch on every host, and equal versions, once nothing is left to install."""
     causes = []
@@ -164,6 +207,8 @@ def _python_line(node: Mapping[str, Any]) -> str:
 
 def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Shards and tokenizer of a nanochat run: there, and the same everywhere."""
+    if not trains_nanochat(plan):
+        return []
     causes = []
     master = plan.hosts[0]
     for host, node in nodes.items():

@@ -68,24 +68,28 @@ def inventory(view: View, state: State) -> State:
     causes = [*view.causes("preflight_settings")]
     if not causes:
         causes += plan.check_cluster(view.cluster, settings, view.groups)
-    commit = None
+    state.update(commit=None, requirements=[])
     if not errors(causes):
         run, problems = plan.make(settings)
         causes += problems
         shared = settings[run.hosts[0]]
         if shared["nanochat_source"] == "git" and not errors(causes):
-            commit, problems = _commit(shared)
-            causes += problems
+            causes += _resolve(shared, state)
         state["plan"] = _plan_data(run)
-    return {**state, "causes": causes, "commit": commit, "go": not errors(causes)}
+    return {**state, "causes": causes, "go": not errors(causes)}
 
 
-def _commit(shared: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
+def _resolve(shared: Mapping[str, Any], state: State) -> list[dict[str, Any]]:
+    """One commit for all hosts, and what pip has to install for it."""
     try:
         found = source.resolve(shared["nanochat_repo"], shared["nanochat_version"])
+        state["commit"] = found.commit
+        if shared["nanochat_install_method"] == "pip":
+            extra = "gpu" if shared["nanochat_device_type"] == "cuda" else "cpu"
+            state["requirements"] = found.requirements(shared["nanochat_torch"], extra)
     except source.SourceError as problem:
-        return None, [problem.cause]
-    return found.commit, list(found.causes)
+        return [problem.cause]
+    return list(found.causes)
 
 
 def _plan_data(run: plan.Plan) -> dict[str, Any]:
@@ -142,12 +146,22 @@ def look(view: View, state: State) -> State:
     if doing in (decide.START, decide.RESTART):
         causes += decide.check_nodes(run, nodes, doing)
         if not errors(causes):
-            state["todo"] = decide.todo(run, settings, nodes, state["commit"])
+            state["todo"] = decide.todo(run, settings, nodes, state["commit"], state["requirements"])
             if not any(state["todo"].values()):
                 causes += decide.check_software(run, nodes)
-                causes += decide.check_data(run, settings, nodes)
+                causes += decide.check_data(run, nodes)
     elif doing in (decide.WATCH, decide.STORED):
         state["attempt"] = runs[run.hosts[0]]["attempt"]
+        state["folders"] = {host: found["node_dir"] for host, found in runs.items()}
+    state["peers"] = [
+        {
+            "host": host,
+            "addresses": [entry["address"] for interface in node["interfaces"] for entry in interface["addresses"]],
+            **node["listener"],
+        }
+        for host, node in nodes.items()
+        if node["listener"]
+    ]
     state.update(plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration))
     causes = state["causes"] + causes
     return {**state, "causes": causes, "go": not errors(causes), "start": doing in (decide.START, decide.RESTART)}
@@ -187,6 +201,7 @@ def network(view: View, state: State) -> State:
         state["starts"] = {
             host: _start(run, settings[host], nodes[host], state, master_addr, attempt) for host in run.hosts
         }
+        state["folders"] = {host: start["folder"] for host, start in state["starts"].items()}
     causes = state["causes"] + causes
     return {**state, "causes": causes, "go": not errors(causes)}
 
@@ -240,6 +255,7 @@ def _start(
     if not smoke and node["checkout"]["commit"] != state["commit"]:
         predicted.append(f"{directory} is not at {str(state['commit'])[:12]} yet")
     return {
+        "folder": folder,
         "script": render.script(run, settings, folder, directory, command, attempt),
         "environment": variables,
         "predicted": predicted,
@@ -259,45 +275,69 @@ def _start(
 
 def started(view: View, state: State) -> State:
     """Whether every agent was started; a part of a run is no run."""
-    causes = view.lost("launch_started") + view.causes("launch_started")
-    causes = state["causes"] + causes
-    return {**state, "causes": causes, "go": not errors(causes), "was_started": True}
+    causes = state["causes"] + view.lost("launch_started") + view.causes("launch_started")
+    failed = bool(errors(causes))
+    keep = any(settings["nanochat_keep_failed"] for settings in view.settings.values())
+    verdict = {"verdict": "failed", "end": not keep} if failed else {}
+    return {**state, **verdict, "causes": causes, "go": not failed}
+
+
+@dataclass
+class Seen:
+    """What beats and sockets say about the ranks of one attempt."""
+
+    cluster: dict[str, Any]
+    # latest beat by rank, from the master's collection and from each host's own files
+    beats: dict[int, dict[str, Any]]
+    sockets: dict[int, list[dict[str, Any]]]
+
+
+def _by_rank(run: plan.Plan, state: State) -> dict[int, dict[str, Any]]:
+    """The network choice of every rank's host; empty when this launch started nothing and chose nothing."""
+    network = state.get("network") or {}
+    return {entry["rank"]: network[entry["host"]] for entry in run.ranks() if entry["host"] in network}
+
+
+def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt: str | None) -> Seen:
+    """Join what every host saw of its own part; a newer beat replaces an older one of the same rank."""
+    runs = [node["run"] for node in nodes.values()]
+    clusters = [run["cluster"] for run in runs if run.get("cluster")] + [met.get("cluster") or {}]
+    cluster = next((entry for entry in clusters if entry.get("attempt") == attempt), {})
+    seen = Seen(cluster, {}, {})
+    for beat in [*cluster.get("ranks", []), *(beat for run in runs for beat in run.get("beats") or [])]:
+        known = seen.beats.get(beat["rank"], {})
+        if beat.get("attempt", attempt) == attempt and (beat.get("time") or 0) >= (known.get("time") or 0):
+            seen.beats[beat["rank"]] = beat
+    for entry in [*(entry for run in runs for entry in run.get("sockets") or []), *(met.get("sockets") or [])]:
+        seen.sockets.setdefault(entry["rank"], []).append(entry)
+    return seen
 
 
 def proof(view: View, state: State) -> State:
     """Whether the ranks train together: the runner's beats and every host's own sockets."""
-    nodes, settings = view.nodes("verify_node"), view.settings
+    settings = view.settings
+    stored = state.get("action") == decide.STORED
+    nodes = view.nodes() if stored else view.nodes("verify_node")
     run, _known = _replan(view, view.nodes())
+    shared = settings[run.hosts[0]]
     met = view.of("verify_rendezvous").get(run.hosts[0], {})
-    if state.get("action") == decide.STORED:
-        nodes = view.nodes()
-    cluster = nodes.get(run.hosts[0], {}).get("run", {}).get("cluster") or met.get("cluster") or {}
-    sockets: dict[int, list[dict[str, Any]]] = {}
-    beats = {beat["rank"]: beat for beat in cluster.get("ranks", [])}
-    for node in nodes.values():
-        for entry in node["run"].get("sockets") or []:
-            sockets.setdefault(entry["rank"], []).append(entry)
-        for beat in node["run"].get("beats") or []:
-            if beat.get("attempt") == state.get("attempt") and beat["time"] >= beats.get(beat["rank"], beat)["time"]:
-                beats[beat["rank"]] = beat
-    for entry in met.get("sockets") or []:
-        sockets.setdefault(entry["rank"], []).append(entry)
+    seen = _gather(nodes, met, state.get("attempt"))
     judged = proving.judge(
         world_size=run.world_size or 1,
         backend="nccl" if run.device == "cuda" else "gloo",
-        ranks=[beats[rank] for rank in sorted(beats)],
-        sockets_by_rank=sockets,
+        ranks=[seen.beats[rank] for rank in sorted(seen.beats)],
+        sockets_by_rank=seen.sockets,
         expected_bytes_per_step=run.expected_bytes_per_step,
-        runner=settings[run.hosts[0]]["nanochat_runner"],
-        nodes=[
-            {"node_rank": node_rank, "host": host, **(state.get("network") or {}).get(host, {})}
-            for node_rank, host in enumerate(run.hosts)
-        ],
+        runner=shared["nanochat_runner"],
+        ifname_by_rank={rank: choice["interface"] for rank, choice in _by_rank(run, state).items()},
+        addresses={rank: choice["address"] for rank, choice in _by_rank(run, state).items()},
+        store_port=shared["nanochat_master_port"],
     )
-    causes = _merge(state["causes"], view.lost("verify_node"), cluster.get("causes", []), met.get("causes", []), judged["causes"])
+    causes = _merge(
+        state["causes"], view.lost("verify_node"), seen.cluster.get("causes", []), met.get("causes", []), judged["causes"]
+    )
     run_state = decide.run_state({host: node["run"] for host, node in nodes.items()}) if nodes else "unknown"
-    proven = judged["verdict"] == "proven" and not errors(causes)
-    if proven:
+    if judged["verdict"] == "proven" and not errors(causes):
         verdict = "proven"
     else:
         verdict = "failed" if errors(causes) or run_state in ("failed", "half_alive") else "unverified"
@@ -309,9 +349,49 @@ def proof(view: View, state: State) -> State:
         "verdict": verdict,
         "run_state": run_state,
         "evidence": judged["evidence"],
-        "beats": [beats[rank] for rank in sorted(beats)],
-        "end": verdict == "failed" and not settings[run.hosts[0]]["nanochat_keep_failed"],
+        "beats": [seen.beats[rank] for rank in sorted(seen.beats)],
+        "end": verdict == "failed" and not shared["nanochat_keep_failed"],
     }
+
+
+def status(view: View, state: State) -> State:
+    """What is known about the run on the hosts that answer; a dead host is a warning here."""
+    nodes = view.nodes()
+    causes = [*state["causes"], *_as_warnings(view.lost("preflight_node"))]
+    runs = {host: node["run"] for host, node in nodes.items()}
+    attempts = sorted(run["attempt"] for run in runs.values() if run["attempt"])
+    state["attempt"] = attempts[-1] if attempts else None
+    seen = _gather(nodes, {}, state["attempt"])
+    state["run_state"] = decide.run_state(runs) if runs else "unknown"
+    if state["run_state"] == "absent":
+        causes.append(cause("run_absent", f"no host that answers knows a run {state['plan']['run']}", weight="note"))
+    causes = _merge(causes, seen.cluster.get("causes", []))
+    return {
+        **state,
+        "causes": causes,
+        "beats": [seen.beats[rank] for rank in sorted(seen.beats)],
+        "folders": {host: run["node_dir"] for host, run in runs.items() if run["node_dir"]},
+        "host_runs": runs,
+        "other_runs": {host: node["other_runs"] for host, node in nodes.items()},
+        "go": bool(nodes),
+    }
+
+
+def ended(view: View, state: State) -> State:
+    """What stopping did; a dead host is a warning, a process that is still there an error."""
+    name = "stop_ended"
+    causes = [*state["causes"], *_as_warnings(view.lost(name)), *view.causes(name)]
+    answers = {host: answer for host, answer in view.of(name).items() if "ended" in answer}
+    return {
+        **state,
+        "causes": causes,
+        "ended": {host: answer["ended"] for host, answer in answers.items()},
+        "go": bool(answers) and not errors(causes),
+    }
+
+
+def _as_warnings(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**entry, "weight": "warning"} for entry in causes]
 
 
 def _merge(*lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -334,4 +414,6 @@ STAGES: dict[str, Callable[[View, State], State]] = {
     "network": network,
     "started": started,
     "proof": proof,
+    "status": status,
+    "ended": ended,
 }

@@ -1,0 +1,34 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Action of torchlan.nanochat.environment: turns settings into the module's arguments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils.deliver import pip_arguments
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import RemoteAction
+
+
+class ActionModule(RemoteAction):
+    """One remote task; the words of the user stay separate words all the way."""
+
+    def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        settings = args["settings"]
+        environment = settings["nanochat_install_env"]
+        return self.remote(
+            {
+                "path": settings["nanochat_dir"],
+                "method": settings["nanochat_install_method"],
+                "source": settings["nanochat_source"],
+                "python": settings["nanochat_python"],
+                "torch": settings["nanochat_torch"],
+                "extra": "gpu" if settings["nanochat_device_type"] == "cuda" else "cpu",
+                "pip_args": pip_arguments([str(word) for word in settings["nanochat_pip_args"]]),
+                "env": json.dumps(environment) if environment else None,
+                "requirements": args.get("requirements") or [],
+            },
+            task_vars,
+        )

@@ -1,0 +1,55 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Action of torchlan.nanochat.report: report.json, one screen, and the one explicit failure of a playbook."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.torchlan.nanochat.plugins.action.verdict import view_of
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import errors
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import report, screen
+
+
+class ActionModule(ActionBase):
+    """Runs once, without a connection; fails unless what the playbook is for was reached."""
+
+    _requires_connection = False
+    _VALID_ARGS = frozenset(("verdict", "of"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        state = self._task.args["verdict"]
+        of = self._task.args.get("of", "launch")
+        check_mode = bool(self._task.check_mode)
+        view = view_of(task_vars, check_mode)
+        settings = view.settings
+        made = report.build(state, view.results, check_mode or of == "preflight")
+        file = None
+        if made["run"] and of in ("launch", "preflight"):
+            shared = next(iter(settings.values()))
+            file = _write(made, shared["nanochat_report_dir"], made["run"])
+        text = screen.SCREENS[of](made, state, settings, file)
+        Display().display(text)
+        failed = not screen.succeeded(of, made, state)
+        result.update(changed=False, failed=failed, report=made, report_file=file)
+        if failed:
+            result["msg"] = "; ".join([screen.headline(made), *(entry["what"] for entry in errors(made["causes"]))])
+        return result
+
+
+def _write(made: dict[str, Any], folder: str, run: str) -> str:
+    """Write report.json below the user's folder; atomic, so that a reader never sees half of it."""
+    path = Path(os.path.expanduser(folder)) / run / "report.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
+    new.replace(path)
+    return str(path)

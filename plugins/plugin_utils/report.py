@@ -1,0 +1,103 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""report.json, for machines, from the last verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA = 1
+
+
+
+
+def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str, Any]]], check_mode: bool) -> dict[str, Any]:
+    """The report as the documentation describes it.
+
+    :param state: the last verdict's state.
+    :param results: registered results by name and host, for the seconds that each stage took.
+    """
+    plan = state.get("plan") or {}
+    verdict = state.get("verdict")
+    if check_mode and state.get("go"):
+        verdict = "planned"
+    return {
+        "schema": SCHEMA,
+        "run": plan.get("run"),
+        "attempt": state.get("attempt"),
+        "verdict": verdict or "refused",
+        "state": state.get("run_state") or "not started",
+        "world_size": plan.get("world_size"),
+        "backend": next((beat.get("backend") for beat in state.get("beats", []) if beat.get("backend")), None),
+        "ranks": ranks(state),
+        "evidence": state.get("evidence") or {},
+        "plan": {key: plan.get(key) for key in ("script", "device", "hosts", "numbers", "arguments")},
+        "network": state.get("network") or {},
+        "causes": state.get("causes", []),
+        "remote_tasks_before_agents": sum(
+            1 for name in ("preflight_node", "launch_links", "launch_started") if results.get(name)
+        ),
+        "timings_s": timings(state, results),
+    }
+
+
+def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One entry a rank, the plan's ranks joined with what their beats said."""
+    beats = {beat["rank"]: beat for beat in state.get("beats", [])}
+    measured = (state.get("evidence") or {}).get("ranks", {})
+    newest = max((beat.get("time") or 0 for beat in beats.values()), default=0)
+    network = state.get("network") or {}
+    result = []
+    for entry in (state.get("plan") or {}).get("ranks") or list(beats.values()):
+        beat = beats.get(entry["rank"], {})
+        seen = measured.get(str(entry["rank"]), {})
+        host = entry["host"]
+        result.append(
+            {
+                "rank": entry["rank"],
+                "host": host,
+                "node_rank": entry["node_rank"],
+                "local_rank": entry.get("local_rank"),
+                "pid": beat.get("pid"),
+                "state": beat.get("state", "missing"),
+                "address": beat.get("address") or network.get(host, {}).get("address"),
+                "interface": beat.get("ifname") or network.get(host, {}).get("interface"),
+                "collectives": beat.get("collectives_finished"),
+                "bytes_sent": seen.get("bytes_sent"),
+                "bytes_received": seen.get("bytes_received"),
+                "step": beat.get("step"),
+                "steps": beat.get("step_of"),
+                "loss": beat.get("loss"),
+                "tokens_per_s": beat.get("tokens_per_s"),
+                "exit_code": beat.get("exit_code"),
+                "last_beat_age_s": round(newest - beat["time"], 1) if beat.get("time") else None,
+            }
+        )
+    return result
+
+
+def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str, Any]]]) -> dict[str, float]:
+    """Seconds of each remote task (its slowest host), and of the whole from the first verdict to the last."""
+    named = {
+        "node_info": "preflight_node",
+        "checkout": "install_checkout",
+        "environment": "install_environment",
+        "dataset": "dataset_data",
+        "link_probe": "launch_links",
+        "training_run": "launch_started",
+        "rendezvous": "verify_rendezvous",
+        "node_info_again": "verify_node",
+    }
+    result = {}
+    for label, name in named.items():
+        seconds = [answer["seconds"] for answer in results.get(name, {}).values() if "seconds" in answer]
+        if seconds:
+            result[label] = max(seconds)
+    times = dict(state.get("times", []))
+    if "inventory" in times:
+        if "started" in times:
+            result["until_agents_run"] = round(times["started"] - times["inventory"], 2)
+        result["total"] = round(max(times.values()) - times["inventory"], 2)
+    return result

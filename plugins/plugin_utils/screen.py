@@ -1,0 +1,261 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a person reads at the end: one screen of plain text."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_WIDTH = 100
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+_HEADLINES = {
+    "proven": "PROVEN",
+    "planned": "PLANNED",
+    "failed": "FAILED",
+    "refused": "REFUSED",
+    "unverified": "NOT PROVEN",
+}
+
+
+def table(head: list[str], rows: Iterable[Iterable[Any]]) -> list[str]:
+    """Columns as wide as their widest cell; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    right = [all(_is_number(row[index]) for row in cells) for index in range(len(head))]
+    widths = [max(len(head[index]), *(len(row[index]) for row in cells), 0) for index in range(len(head))]
+    lines = []
+    for row in [head, *cells]:
+        padded = (text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in zip(row, widths, right))
+        lines.append("  " + "  ".join(padded).rstrip())
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.replace(",", "").replace(".", "").replace("/", "").replace(" ", "").isdigit()
+
+
+def size(count: int | None) -> str:
+    """Bytes for people, decimal units."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
+    """Causes worst first, each with its cure."""
+    lines = []
+    for entry in sorted(entries, key=lambda entry: _ORDER[entry["weight"]]):
+        where = f" (rank {entry['rank']})" if entry["rank"] is not None else ""
+        lines += textwrap.wrap(
+            f"{entry['weight']}: {entry['what']}{where}  [{entry['code']}]",
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent="      ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += textwrap.wrap(
+            f"fix: {entry['fix']}",
+            _WIDTH,
+            initial_indent="    ",
+            subsequent_indent="         ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def numbers(plan: Mapping[str, Any]) -> list[str]:
+    """The derived figures of the plan."""
+    rows = [(name, size(value) if name.startswith("bytes") else value) for name, value in plan.get("numbers", {}).items()]
+    return [f"  {name:<32}  {_cell(value)}" for name, value in rows]
+
+
+def layout(plan: Mapping[str, Any], network: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Which rank is where, and over which interface."""
+    lines = []
+    for host in plan.get("hosts", []):
+        mine = [str(entry["rank"]) for entry in plan.get("ranks", []) if entry["host"] == host]
+        label = f"rank {mine[0]}" if len(mine) == 1 else f"ranks {mine[0]}-{mine[-1]}" if mine else "ranks"
+        choice = network.get(host)
+        over = f"  {choice['interface']} {choice['address']}: {choice['why']}" if choice else ""
+        lines.append(f"  {label:<12}{host}{over}")
+    return lines
+
+
+def ranks(report: Mapping[str, Any]) -> list[str]:
+    """A line a rank."""
+    rows = []
+    for entry in report["ranks"]:
+        steps = f"{_cell(entry['step'])}/{entry['steps']}" if entry.get("steps") else _cell(entry["step"])
+        rows.append(
+            (
+                str(entry["rank"]),
+                entry["host"],
+                entry["state"],
+                steps,
+                entry["loss"],
+                entry["tokens_per_s"],
+                size(entry["bytes_sent"]),
+                size(entry["bytes_received"]),
+                entry["interface"],
+                entry["exit_code"],
+            )
+        )
+    return table(["rank", "host", "state", "step", "loss", "tok/s", "sent", "received", "interface", "exit"], rows)
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """One sentence."""
+    verdict, world = report["verdict"], report["world_size"]
+    hosts = len(report["plan"].get("hosts") or [])
+    words = {
+        "proven": f"{world} ranks on {hosts} hosts train one model ({report['backend']})",
+        "planned": "this is what a launch would start; nothing was changed",
+        "failed": "the run was started and did not work",
+        "refused": "nothing was started",
+        "unverified": "the run ended before enough was seen",
+    }
+    if verdict == "proven" and world == 1:
+        words["proven"] = "1 rank trains; there is nobody to exchange with"
+    return f"{_HEADLINES[verdict]}: {words[verdict]}"
+
+
+def launch(
+    report: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]], report_file: str | None
+) -> str:
+    """The last screen of launch, resume and preflight."""
+    plan = state.get("plan") or {}
+    title = f"run {report['run']}" if report["run"] else "run"
+    title += f", attempt {report['attempt']}" if report["attempt"] else ""
+    lines = ["", title, headline(report), ""]
+    if report["causes"]:
+        lines += [*causes(report["causes"]), ""]
+    if plan and report["verdict"] in ("planned", "proven"):
+        lines += [*numbers(plan), "", *layout(plan, report["network"]), ""]
+    if report["verdict"] == "planned":
+        lines += planned(state)
+    elif state.get("beats"):
+        lines += [*ranks(report), ""]
+        lines += evidence(report)
+    if report["verdict"] == "proven" or report["state"] == "alive":
+        lines += reach(plan, state, settings)
+    if report["timings_s"]:
+        lines.append("  " + ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in report["timings_s"].items()))
+    if report_file:
+        lines.append(f"  report: {report_file}")
+    return "\n".join(lines)
+
+
+def evidence(report: Mapping[str, Any]) -> list[str]:
+    """Why we believe it."""
+    lines = [f"  {line}" for line in report["evidence"].get("lines", [])]
+    return [*lines, ""] if lines else []
+
+
+def planned(state: Mapping[str, Any]) -> list[str]:
+    """Each host's exact run.sh."""
+    todo = state.get("todo") or {}
+    lines = [f"  would {part} on {', '.join(hosts)}" for part, hosts in todo.items() if hosts]
+    for host, start in (state.get("starts") or {}).items():
+        marks = f"   (predicted: {'; '.join(start['predicted'])})" if start["predicted"] else ""
+        lines += ["", f"--- {host}: run.sh{marks}", *start["script"].splitlines()]
+    if not state.get("starts"):
+        lines.append(f"  the run is {state.get('run_state') or 'left as it is'}: nothing would be started")
+    return [*lines, ""]
+
+
+def reach(plan: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]]) -> list[str]:
+    """How to look at each host's part by hand."""
+    lines = []
+    for host in plan["hosts"]:
+        mine = settings.get(host)
+        if mine is None:
+            continue
+        session = f"{plan['run']}-{mine['node_rank']}"
+        folder = (state.get("folders") or {}).get(host)
+        attach = ["tmux", "-L", "torchlan", "attach", "-t", f"={session}:"]
+        lines.append(f"  {host}")
+        lines.append(f"    attach  {_over_ssh(mine['ssh'], attach)}")
+        if folder:
+            lines.append(f"    log     {_over_ssh(mine['ssh'], ['tail', '-f', folder + '/train.log'])}")
+    return [*lines, ""]
+
+
+def _over_ssh(ssh: list[str], words: list[str]) -> str:
+    command = shlex.join(words)
+    return f"{shlex.join(ssh)} {shlex.quote(command)}" if ssh else command
+
+
+def status(
+    report: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]], report_file: str | None
+) -> str:
+    """The screen of status: a line a rank, or a line a host where no rank ever spoke."""
+    plan = state.get("plan") or {}
+    lines = ["", f"run {report['run']}: {report['state'].replace('_', ' ')}, attempt {report['attempt'] or '-'}", ""]
+    if state.get("beats"):
+        lines += [*ranks(report), ""]
+    host_runs = state.get("host_runs") or {}
+    rows = [
+        (host, run["state"].replace("_", " "), run["attempt"], len(run["processes"]), run["exit_code"])
+        for host, run in host_runs.items()
+    ]
+    if rows:
+        lines += [*table(["host", "state", "attempt", "processes", "exit"], rows), ""]
+    for host, run in host_runs.items():
+        if run["state"] in ("failed", "half_alive") and run["log_tail"]:
+            lines += [f"  last lines on {host}:", *(f"    {line}" for line in run["log_tail"][-8:]), ""]
+    last = [beat["last_line"] for beat in state.get("beats", []) if beat.get("last_line")]
+    if last:
+        lines += [f"  {last[0]}", ""]
+    others = [
+        f"  {host}: run {other['run']}, attempt {other['attempt']}, {len(other['pids'])} processes"
+        for host, found in (state.get("other_runs") or {}).items()
+        for other in found
+    ]
+    if others:
+        lines += ["  other runs on these hosts:", *others, ""]
+    if report["causes"]:
+        lines += [*causes(report["causes"]), ""]
+    if report["state"] == "alive":
+        lines += reach(plan, state, settings)
+    return "\n".join(lines)
+
+
+def stop(
+    report: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]], report_file: str | None
+) -> str:
+    """The screen of stop: what was ended where."""
+    lines = ["", f"run {report['run']}"]
+    for host, ended in (state.get("ended") or {}).items():
+        words = ", ".join(f"{entry['role']} {entry['pid']} ({entry['signal']})" for entry in ended)
+        lines.append(f"  {host}: {words or 'nothing of it was running'}")
+    if report["causes"]:
+        lines += ["", *causes(report["causes"])]
+    return "\n".join([*lines, ""])
+
+
+SCREENS = {"launch": launch, "preflight": launch, "status": status, "stop": stop}
+
+
+def succeeded(of: str, report: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether a playbook reached what it is for."""
+    if of in ("launch", "preflight"):
+        return report["verdict"] in ("proven", "planned")
+    return bool(state.get("go"))
