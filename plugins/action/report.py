@@ -39,9 +39,12 @@ class ActionModule(ActionBase):
         text = screen.SCREENS[of](made, state, settings, file)
         Display().display(text)
         failed = not screen.succeeded(of, made, state)
-        result.update(changed=False, failed=failed, report=made, report_file=file)
+        result.update(changed=False, failed=failed)
         if failed:
-            result["msg"] = "; ".join([screen.headline(made), *(entry["what"] for entry in errors(made["causes"]))])
+            # Ansible prints the whole result of a failed task: the screen above says it better.
+            result["msg"] = f"{screen.headline(made)}. {len(errors(made['causes']))} errors, listed above."
+        else:
+            result.update(report=made, report_file=file)
         return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import source
 
 
@@ -19,15 +20,14 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         settings = self._task.args["settings"]
-        result.update(changed=False, commit=None, requirements=[], causes=[])
+        result.update(changed=False, commit=None, causes=[])
         if settings["nanochat_source"] != "git":
             return result
         try:
-            found = source.resolve(settings["nanochat_repo"], settings["nanochat_version"])
+            found = source.resolve(
+                settings["nanochat_repo"], self._task.args.get("commit") or settings["nanochat_version"]
+            )
             result.update(commit=found.commit, causes=found.causes)
-            if settings["nanochat_install_method"] == "pip":
-                extra = "gpu" if settings["nanochat_device_type"] == "cuda" else "cpu"
-                result["requirements"] = found.requirements(settings["nanochat_torch"], extra)
         except source.SourceError as problem:
-            result["causes"] = [*result["causes"], problem.cause]
+            result["causes"] = [problem.cause]
         return result

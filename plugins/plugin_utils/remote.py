@@ -94,7 +94,7 @@ class Lost(Exception):
 
 
 def _texts(result: dict[str, Any]) -> list[str]:
-    return [str(result[key]) for key in ("msg", "module_stderr", "module_stdout", "exception") if result.get(key)]
+    return [str(result[key]) for key in ("msg", "module_stderr", "module_stdout") if result.get(key)]
 
 
 def _short(text: str, limit: int = 300) -> str:

@@ -46,13 +46,13 @@ def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str,
 def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One entry a rank, the plan's ranks joined with what their beats said."""
     beats = {beat["rank"]: beat for beat in state.get("beats", [])}
-    measured = (state.get("evidence") or {}).get("ranks", {})
+    measured = {entry["rank"]: entry for entry in (state.get("evidence") or {}).get("ranks", [])}
     newest = max((beat.get("time") or 0 for beat in beats.values()), default=0)
     network = state.get("network") or {}
     result = []
     for entry in (state.get("plan") or {}).get("ranks") or list(beats.values()):
         beat = beats.get(entry["rank"], {})
-        seen = measured.get(str(entry["rank"]), {})
+        seen = measured.get(entry["rank"], {})
         host = entry["host"]
         result.append(
             {

@@ -164,8 +164,21 @@ def launch(
 
 
 def evidence(report: Mapping[str, Any]) -> list[str]:
-    """Why we believe it."""
-    lines = [f"  {line}" for line in report["evidence"].get("lines", [])]
+    """Why we believe it, or what is still missing."""
+    seen = report["evidence"]
+    lines = []
+    for entry in seen.get("ranks", []):
+        if entry["bytes_needed"] and entry["connections"]:
+            peers = ", ".join(str(peer) for peer in entry["peers"])
+            lines.append(
+                f"  rank {entry['rank']}: {entry['connections']} TCP connections with rank {peers}, at least "
+                f"{size(entry['bytes_needed'])} each way needed, {size(entry['bytes_sent'])} out and "
+                f"{size(entry['bytes_received'])} in seen"
+            )
+    equal = seen.get("equal_parameters")
+    if equal:
+        lines.append(f"  after step {equal['step']} all ranks hold {'equal' if equal['equal'] else 'DIFFERENT'} parameters")
+    lines += [f"  waiting for: {line}" for line in seen.get("waiting_for", [])]
     return [*lines, ""] if lines else []
 
 

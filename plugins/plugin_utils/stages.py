@@ -315,6 +315,8 @@ def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt
 
 def proof(view: View, state: State) -> State:
     """Whether the ranks train together: the runner's beats and every host's own sockets."""
+    if view.check_mode:
+        return state
     settings = view.settings
     stored = state.get("action") == decide.STORED
     nodes = view.nodes() if stored else view.nodes("verify_node")
