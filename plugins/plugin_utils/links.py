@@ -9,6 +9,7 @@ every peer reached exactly that address, and if this host's own connections to t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -217,9 +218,9 @@ def _state(entry: Mapping[str, Any]) -> str:
 
 
 def _cost(kind: str, speed: int | None, address: str, rtts: list[float], shared: bool) -> float:
-    """First the class, then IPv4, then the speed in steps of two, then the round trip."""
+    """First the class, then IPv4, then the speed by its doublings, then the round trip."""
     rank = -1 if kind == "loopback" and shared else _CLASSES.get(kind, 9)
-    doublings = max(0, 20 - (speed or _USUAL_MBPS).bit_length())
+    doublings = max(0.0, 20 - math.log2(speed or _USUAL_MBPS))
     rtt = sorted(rtts)[len(rtts) // 2] if rtts else 0.0
     return rank * 1e6 + (3e5 if ":" in address else 0) + doublings * 1e4 + min(rtt, 900.0) * 10
 

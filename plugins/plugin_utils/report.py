@@ -65,8 +65,8 @@ def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "address": beat.get("address") or network.get(host, {}).get("address"),
                 "interface": beat.get("ifname") or network.get(host, {}).get("interface"),
                 "collectives": beat.get("collectives_finished"),
-                "bytes_sent": seen.get("bytes_sent"),
-                "bytes_received": seen.get("bytes_received"),
+                "bytes_sent": seen.get("bytes_sent", _own_count(beat, "bytes_sent")),
+                "bytes_received": seen.get("bytes_received", _own_count(beat, "bytes_received")),
                 "step": beat.get("step"),
                 "steps": beat.get("step_of"),
                 "loss": beat.get("loss"),
@@ -76,6 +76,12 @@ def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return result
+
+
+def _own_count(beat: Mapping[str, Any], which: str) -> int | None:
+    """Bytes over all connections of a rank by its own beat, where nobody judged them."""
+    counts = [entry[which] for entry in beat.get("sockets") or [] if entry.get(which) is not None]
+    return sum(counts) if counts else None
 
 
 def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str, Any]]]) -> dict[str, float]:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """nanochat's source on the controller: which commit, which requirements, and the objects that a host lacks.
 
-C(nanochat_repo) is a git URL or a path; C(nanochat_version) is a branch, tag or commit. Both become one full commit, once
-per launch. The source repository of a user is only read.
+C(nanochat_repo) is a git URL or a path; C(nanochat_version) is a branch, tag or commit. Both become one full
+commit, once per launch. The source repository of a user is only read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,23 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import ca
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import last_lines, normalised, redact
 
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?\Z")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z0-9_.-]+@[A-Za-z0-9_.-]+:|[A-Za-z0-9_.-]+:(?!/)[^\\]")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|([A-Za-z0-9_.-]+@)?[A-Za-z0-9_.-]+:(?!:)")
 _REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 # A git hook or an alias may have started us; its repository is not ours.
-_FOREIGN_ENV = (
-    "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE "
-    "GIT_COMMON_DIR GIT_PREFIX GIT_SHALLOW_FILE GIT_CONFIG GIT_CONFIG_PARAMETERS GIT_CONFIG_COUNT"
-).split()
+_FOREIGN_ENV = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+    "GIT_COMMON_DIR",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_CONFIG",
+    "GIT_CONFIG_PARAMETERS",
+    "GIT_CONFIG_COUNT",
+]
 _KEEP = "refs/torchlan/commits/"
 _NETWORK_TIMEOUT = 900.0
 
@@ -73,7 +83,7 @@ class Source:
         """What the environment of this commit needs, for pip.
 
         :param torch_requirement: used instead of nanochat's own requirement of torch.
-        :param extra: optional group of pyproject.toml to be included, C(cpu) or C(gpu) for nanochat; may be missing there.
+        :param extra: optional group of pyproject.toml to be included, such as C(cpu) or C(gpu); may be missing there.
         :raises SourceError: there is no usable pyproject.toml at the commit.
         """
         code, text = _try(self.git_dir, "cat-file", "blob", self.commit + ":pyproject.toml")
@@ -128,7 +138,9 @@ class Source:
             kind = _git(self.git_dir, "rev-parse", "--show-object-format").strip()
             _git(None, "init", "--quiet", "--bare", f"--object-format={kind}", relay)
             objects = os.path.realpath(_git_path(self.git_dir, "objects"))
-            Path(relay, "objects", "info", "alternates").write_text(objects + "\n", encoding="utf-8", errors="surrogateescape")
+            Path(relay, "objects", "info", "alternates").write_text(
+                objects + "\n", encoding="utf-8", errors="surrogateescape"
+            )
             cut = self.shallow_commits()
             if cut:
                 Path(relay, "shallow").write_text("".join(f"{commit}\n" for commit in cut), encoding="ascii")
@@ -180,7 +192,11 @@ def resolve(repo: str, version: str | None = None, cwd: str | None = None, cache
 
 def cache_folder(cache: str | None = None) -> str:
     """The folder for what the collection keeps on the controller."""
-    return cache or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torchlan")
+    return (
+        os.path.abspath(cache)
+        if cache
+        else os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torchlan")
+    )
 
 
 def requirement_name(line: str) -> str | None:
@@ -204,7 +220,9 @@ def exclusive(path: str, timeout: float = _NETWORK_TIMEOUT) -> Iterator[None]:
                 break
             except BlockingIOError as problem:
                 if time.monotonic() > end:
-                    raise SourceError("repo_unreachable", f"another launch has held {path} for {timeout:.0f} s") from problem
+                    raise SourceError(
+                        "repo_unreachable", f"another launch has held {path} for {timeout:.0f} s"
+                    ) from problem
                 time.sleep(0.1)
         yield
 
@@ -225,7 +243,7 @@ def _resolve_path(path: str, version: str) -> Source:
     source = Source(path, version, commit, git_dir, is_url=False)
     if _git(git_dir, "rev-parse", "--is-bare-repository").strip() != "true" and commit == _find(git_dir, "HEAD"):
         # Only what the commit would otherwise hold matters: somebody who names another commit does not mean the edits.
-        code, text = _try(path, "status", "--porcelain", "-z", discover=True)
+        code, text = _try(path, "status", "--porcelain", "--no-renames", "-z", discover=True)
         changed = [entry[3:] for entry in text.split("\0") if entry[:2].strip()] if code == 0 else []
         if changed:
             source.causes.append(
@@ -281,7 +299,7 @@ def _fetch(git_dir: str, url: str, version: str) -> None:
 
 def _fetch_argv(url: str, specs: Sequence[str]) -> list[str]:
     slow = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"]
-    return [*slow, "fetch", "--quiet", "--prune", "--no-tags", "--no-auto-maintenance", "--", url, *specs]
+    return [*slow, "fetch", "--quiet", "--prune", "--no-tags", "--", url, *specs]
 
 
 def _find(git_dir: str, version: str) -> str | None:
@@ -332,7 +350,7 @@ def _try(git_dir: str | None, *words: str, timeout: float = 300.0, discover: boo
     """
     env = {name: value for name, value in os.environ.items() if name not in _FOREIGN_ENV}
     env.update(GIT_TERMINAL_PROMPT="0", LC_ALL="C", GIT_OPTIONAL_LOCKS="0", GIT_NO_LAZY_FETCH="1")
-    argv = ["git", "--no-pager", "-c", "gc.auto=0"]
+    argv = ["git", "--no-pager", "-c", "gc.auto=0", "-c", "maintenance.auto=false"]
     if git_dir and discover:
         env["GIT_CEILING_DIRECTORIES"] = os.path.dirname(os.path.realpath(git_dir))
         argv += ["-C", git_dir]

@@ -185,6 +185,8 @@ def prepared(view: View, state: State) -> State:
 
 def network(view: View, state: State) -> State:
     """Interfaces, the master's address, and what each host will run."""
+    if not state["start"]:
+        return state
     nodes, settings = view.nodes(), view.settings
     causes = view.lost("launch_links")
     run, _known = _replan(view, nodes)
@@ -275,6 +277,8 @@ def _start(
 
 def started(view: View, state: State) -> State:
     """Whether every agent was started; a part of a run is no run."""
+    if not state["start"] or view.check_mode:
+        return state
     causes = state["causes"] + view.lost("launch_started") + view.causes("launch_started")
     failed = bool(errors(causes))
     keep = any(settings["nanochat_keep_failed"] for settings in view.settings.values())
@@ -374,7 +378,11 @@ def status(view: View, state: State) -> State:
         "beats": [seen.beats[rank] for rank in sorted(seen.beats)],
         "folders": {host: run["node_dir"] for host, run in runs.items() if run["node_dir"]},
         "host_runs": runs,
-        "other_runs": {host: node["other_runs"] for host, node in nodes.items()},
+        # Hosts of one cluster may share a machine; their parts of this run are no other runs.
+        "other_runs": {
+            host: [other for other in node["other_runs"] if other["attempt"] != state["attempt"]]
+            for host, node in nodes.items()
+        },
         "go": bool(nodes),
     }
 

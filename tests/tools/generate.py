@@ -106,8 +106,8 @@ def causes_page() -> str:
     parts = [
         HEADER.format(source="plugins/module_utils/causes.py"),
         "# Causes\n",
-        "What can be wrong, by the stable `code` of a cause in `report.json` and on the screen. There, `what` and `fix`\n"
-        "name the host, the numbers and the command; here is what each code means in general.\n"
+        "What can be wrong, by the stable `code` of a cause in `report.json` and on the screen. There, `what` and\n"
+        "`fix` name the host, the numbers and the command; here is what each code means in general.\n"
         "A code listed in `nanochat_preflight_ignore` only warns.\n",
     ]
     source = CAUSES.read_text(encoding="utf-8")
