@@ -1,0 +1,60 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""stop.yml: everything of this run goes, from whatever state; nothing of another run does."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from conftest import Cluster
+
+# Rank 0 ends well, rank 1 badly and later: agent 0 then waits in torchrun's exit barrier, for 300 s, deaf to SIGTERM.
+ENDS_DIFFERENTLY = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.exit(0)
+time.sleep(1)
+os._exit(3)
+"""
+
+
+def test_killed_agent_leaves_nothing_and_another_run_goes_on(cluster: Cluster, run: str) -> None:
+    other = f"{run}-2"  # a name that has the first one's as its beginning
+    assert cluster.playbook("launch", run=run).status == 0
+    assert cluster.playbook("launch", "nanochat_master_port=29511", run=other).status == 0
+    try:
+        before = cluster.pids(other)
+        cluster.kill("laptop", cluster.agent("laptop", run))
+        result = cluster.playbook("stop", run=run)
+        assert result.status == 0, result
+        assert not any(cluster.pids(run).values()), result
+        assert cluster.pids(other) == before
+        assert cluster.trains_together(other)
+    finally:
+        cluster.end(other)
+
+
+def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
+    repo = cluster.home / "ends-differently"
+    (repo / "scripts").mkdir(parents=True)
+    (repo / "scripts" / "__init__.py").touch()
+    (repo / "scripts" / "base_train.py").write_text(ENDS_DIFFERENTLY)
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for argv in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", *argv], cwd=repo, check=True)
+    result = cluster.playbook(
+        *("launch", "nanochat_source=git", f"nanochat_repo={repo}", "nanochat_version=HEAD", "nanochat_runner=false"),
+        *('{"nanochat_preflight_ignore": ["tokenizer_missing", "data_missing"]}', "nanochat_keep_failed=true"),
+        *("nanochat_dir=~/ends-differently", "nanochat_dataset_shards=0"),
+        run=run,
+    )
+    assert result.status != 0, result
+    assert cluster.agent("workstation", run)  # it waits
+    began = time.monotonic()
+    result = cluster.playbook("stop", run=run)
+    assert result.status == 0, result
+    assert time.monotonic() - began < 10
+    assert not any(cluster.pids(run).values())
+    assert "29500" not in cluster.lan.exec("workstation", "ss", "-Hltn")
