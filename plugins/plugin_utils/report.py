@@ -103,7 +103,7 @@ def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[st
             result[label] = max(seconds)
     times = dict(state.get("times", []))
     if "inventory" in times:
-        if "started" in times:
+        if "training_run" in result:
             result["until_agents_run"] = round(times["started"] - times["inventory"], 2)
         result["total"] = round(max(times.values()) - times["inventory"], 2)
     return result
