@@ -55,9 +55,9 @@ def _mute(hosts: list[str], blocked: list[tuple[str, str]]) -> list[str]:
 def _tried(network: Network, a: str, b: str, addresses: set[str]) -> str:
     """What a tried at b, the addresses of a common network first."""
     port = (network.nodes[b].get("listener") or {}).get("port", "?")
-    failed = [entry for entry in network.links[a].get("unreached", {}).get(b, []) if entry["address"] in addresses]
-    failed.sort(key=lambda entry: _common_source(network, a, b, entry["address"]) is None)
-    shown = [f"{_with_port(entry['address'], port)}: {_ERRORS[entry['error']]}" for entry in failed[:_MOST_SHOWN]]
+    unreached = [entry for entry in network.links[a].get("unreached", {}).get(b, []) if entry["address"] in addresses]
+    unreached.sort(key=lambda entry: _common_source(network, a, b, entry["address"]) is None)
+    shown = [f"{_with_port(entry['address'], port)}: {_ERRORS[entry['error']]}" for entry in unreached[:_MOST_SHOWN]]
     return "; ".join(shown) or "no address to try"
 
 

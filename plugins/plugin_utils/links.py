@@ -79,6 +79,10 @@ class Network:
         by = self.reached[a, b].get(other.address)
         return by is not None and (not strict or own.name in by)
 
+    def leaves_by(self, a: str, name: str) -> bool:
+        """Whether any connection of this host to a peer went out by that interface."""
+        return any(name in by for (source, _b), found in self.reached.items() if source == a for by in found.values())
+
     def rtts_to(self, b: str, address: str) -> list[float]:
         return [
             link["rtt_ms"]
@@ -265,7 +269,7 @@ def _why_not(
         return f"{kind}; no peer reaches it at {other.address}"
     if missing:
         return f"{kind}; not reached by {', '.join(missing)}"
-    if any(not network.fits(host, other, peer, chosen[peer]) for peer in chosen if peer != host):
+    if tried and not network.leaves_by(host, other.name):
         return f"{kind}; this host's own connections leave by {one.name}"
     if other.kind != one.kind:
         return f"{kind}, and {one.name} is {_WORDS.get(one.kind, one.kind)}"
