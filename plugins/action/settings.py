@@ -30,13 +30,15 @@ class ActionModule(ActionBase):
                 try:
                     values[name] = self._templar.template(task_vars[name])
                 except AnsibleError as problem:
-                    causes.append(cause("setting_invalid", f"{host}: {name} cannot be templated: {problem}", host=host))
+                    why = "(hidden)" if name == settings.SECRET else problem
+                    causes.append(cause("setting_invalid", f"{host}: {name} cannot be templated: {why}", host=host))
         coerced, problems = settings.coerce(values, host)
         coerced["host"] = host
         try:
             coerced["nanochat_hosts"] = cluster(task_vars["groups"], coerced.get("nanochat_hosts"))
         except AnsibleError as problem:
             causes.append(cause("group_missing", str(problem)))
+            coerced["nanochat_hosts"] = [host]  # somebody has to be asked, so that this is said
         coerced["ssh"] = _ssh_words(task_vars)
         result.update(changed=False, settings=coerced, causes=causes + problems)
         return result

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import render, runner_zip
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import RemoteAction
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils.settings import SECRET
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils.settings import SECRET, secret_env
 
 
 class ActionModule(RemoteAction):
@@ -18,8 +18,7 @@ class ActionModule(RemoteAction):
 
     def work(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         if args.get("state") == "started":
-            secrets = self._templar.template(task_vars.get(SECRET)) or {}
-            variables = {**args["environment"], **{str(name): str(value) for name, value in secrets.items()}}
+            variables = {**args["environment"], **secret_env(self._templar.template(task_vars.get(SECRET)))}
             args = {
                 **{name: value for name, value in args.items() if name != "environment"},
                 "env": render.env_file(variables),

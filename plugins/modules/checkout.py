@@ -50,8 +50,8 @@ attributes:
 EXAMPLES = r"""
 - name: Checkout
   torchlan.nanochat.checkout:
-    settings: "{{ nanochat_settings.settings }}"
-    commit: "{{ install_source.commit }}"
+    settings: "{{ preflight_settings.settings }}"
+    commit: "{{ preflight_verdict.commit }}"
   register: install_checkout
 """
 

@@ -87,12 +87,12 @@ attributes:
 EXAMPLES = r"""
 - name: Shards, and the tokenizer on the master
   torchlan.nanochat.dataset:
-    settings: "{{ nanochat_settings.settings }}"
+    settings: "{{ preflight_settings.settings }}"
   register: dataset_shards
 
 - name: Tokenizer
   torchlan.nanochat.dataset:
-    settings: "{{ nanochat_settings.settings }}"
+    settings: "{{ preflight_settings.settings }}"
     stage: tokenizer
     master: "{{ hostvars['workstation'].dataset_shards }}"
   register: dataset_tokenizer

@@ -75,8 +75,8 @@ attributes:
 EXAMPLES = r"""
 - name: Environment
   torchlan.nanochat.environment:
-    settings: "{{ nanochat_settings.settings }}"
-    commit: "{{ install_source.commit }}"
+    settings: "{{ preflight_settings.settings }}"
+    commit: "{{ preflight_verdict.commit }}"
   register: install_environment
 """
 

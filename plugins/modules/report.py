@@ -22,7 +22,7 @@ options:
   of:
     description: Which playbook reports.
     type: str
-    choices: [launch, preflight, status, stop]
+    choices: [launch, preflight, install, dataset, status, stop]
     default: launch
 attributes:
   check_mode:

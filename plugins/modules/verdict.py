@@ -19,7 +19,7 @@ options:
     description: What to judge.
     type: str
     required: true
-    choices: [inventory, some, look, prepared, network, started, proof, status, ended]
+    choices: [inventory, some, look, idle, prepared, network, started, proof, status, ended]
   previous:
     description: The verdict of the stage before.
     type: dict

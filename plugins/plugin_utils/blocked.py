@@ -33,11 +33,16 @@ def explain(network: Network, candidates: Candidates, wanted: Mapping[str, str])
         if a in candidates and b in candidates and not any(other.address in reached for other in candidates[b])
     ]
     mute = _mute(network.hosts, blocked)
-    causes = [_reaches_nobody(network, candidates, a) for a in mute]
-    for b in network.hosts:
-        sources = [a for a, target in blocked if target == b and a not in mute]
+    causes = []
+    for host in network.hosts:
+        found = [_reaches_nobody(network, candidates, host)] if host in mute else []
+        sources = [a for a, target in blocked if target == host and a not in mute]
         if sources:
-            causes.append(_not_reached(network, candidates, wanted, sources, b))
+            found.append(_not_reached(network, candidates, wanted, sources, host))
+        if found:
+            # one cause per host: both ways blocked is most likely one fault
+            what, fix = ("; ".join(entry[key] for entry in found) for key in ("what", "fix"))
+            causes.append(cause("link_blocked", what, fix, host=host))
     return causes or [_no_common(network, candidates)]
 
 
@@ -53,11 +58,12 @@ def _mute(hosts: list[str], blocked: list[tuple[str, str]]) -> list[str]:
 
 
 def _tried(network: Network, a: str, b: str, addresses: set[str]) -> str:
-    """What a tried at b, the addresses of a common network first."""
+    """What a tried at b: in a common network, if there is one."""
     port = (network.nodes[b].get("listener") or {}).get("port", "?")
     unreached = [entry for entry in network.links[a].get("unreached", {}).get(b, []) if entry["address"] in addresses]
-    unreached.sort(key=lambda entry: _common_source(network, a, b, entry["address"]) is None)
-    shown = [f"{_with_port(entry['address'], port)}: {_ERRORS[entry['error']]}" for entry in unreached[:_MOST_SHOWN]]
+    common = [entry for entry in unreached if _common_source(network, a, b, entry["address"])]
+    entries = (common or unreached)[:_MOST_SHOWN]
+    shown = [f"{_with_port(entry['address'], port)}: {_ERRORS[entry['error']]}" for entry in entries]
     return "; ".join(shown) or "no address to try"
 
 
@@ -65,8 +71,8 @@ def _with_port(address: str, port: Any) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _common_source(network: Network, a: str, b: str, target: str) -> str | None:
-    """Address of a in the same subnet as an address of b. Docker's own subnet exists everywhere and is never common."""
+def _common_source(network: Network, a: str, b: str, target: str) -> tuple[str, str] | None:
+    """Address of a in the subnet of b's address, and that subnet. Docker's own exists everywhere and does not count."""
     addresses = [entry for interface in network.nodes[b]["interfaces"] for entry in interface["addresses"]]
     prefix = next((entry["prefix"] for entry in addresses if entry["address"] == target), None)
     if prefix is None:
@@ -76,17 +82,17 @@ def _common_source(network: Network, a: str, b: str, target: str) -> str | None:
         for entry in interface["addresses"]:
             counts = interface["up"] and interface["kind"] != "docker" and entry["scope"] != "link"
             if counts and entry["address"] != target and ipaddress.ip_address(entry["address"]) in subnet:
-                return str(entry["address"])
+                return str(entry["address"]), str(subnet)
     return None
 
 
-def _source(network: Network, candidates: Candidates, a: str, b: str) -> tuple[str, bool]:
-    """The address that a would come from at b, and whether they share a network."""
+def _source(network: Network, candidates: Candidates, a: str, b: str) -> tuple[str, str | None]:
+    """The address that a would come from at b, and the network that they share."""
     for other in candidates[b]:
         common = _common_source(network, a, b, other.address)
         if common:
-            return common, True
-    return candidates[a][0].address, False
+            return common
+    return candidates[a][0].address, None
 
 
 def _not_reached(
@@ -112,7 +118,7 @@ def _not_reached(
 
 def _firewall(network: Network, candidates: Candidates, sources: list[str], b: str) -> str:
     found = [_source(network, candidates, a, b) for a in sources]
-    if not any(common for _address, common in found):
+    if not any(subnet for _address, subnet in found):
         return (
             f"{b} ({_addresses(candidates[b])}) and {', '.join(sources)} ({_addresses(candidates[sources[0]])}) "
             "share no network: connect them to one, or open the firewall between the two."
@@ -125,7 +131,7 @@ def _firewall(network: Network, candidates: Candidates, sources: list[str], b: s
     }
     if errors == {"wrong_peer"}:
         return f"Two machines use the same address: give {b} another one."
-    shown = [address for address, _common in found[:_MOST_SHOWN]]
+    shown = list(dict.fromkeys(subnet or address for address, subnet in found)) if len(found) > 1 else [found[0][0]]
     commands = " && ".join(f"sudo ufw allow proto tcp from {address}" for address in shown)
     plain = " && ".join(f"sudo iptables -I INPUT -p tcp -s {address} -j ACCEPT" for address in shown)
     fix = f"On {b}: {commands}   (without ufw: {plain})"

@@ -176,7 +176,7 @@ def make(
     smoke = shared["nanochat_source"] == "smoke"
     nproc: dict[str, int | None] = {}
     for host in hosts:
-        nproc[host] = settings[host]["nproc_per_node"] or (1 if device == "cpu" else (gpus or {}).get(host))
+        nproc[host] = settings[host]["nproc_per_node"] or (1 if device == "cpu" else (gpus or {}).get(host) or None)
     plan = Plan(
         run=shared["nanochat_run"] or f"dist-{device}-{len(hosts)}node",
         device=device,

@@ -10,13 +10,14 @@ action always succeeds; what went wrong is in its result under C(nanochat_lost),
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 
 # What ssh and sudo print, and what it means. The order matters: the first that fits.
 _SSH_TEXTS = (
@@ -28,7 +29,13 @@ _SSH_TEXTS = (
     ("a password is required", "sudo_password"),
     ("incorrect sudo password", "sudo_password"),
 )
-_NO_PYTHON_TEXTS = ("interpreter", "python3: not found", "python: not found", "no such file or directory: python")
+# What a shell or Ansible says where there is no Python, or an old one; a traceback may name an interpreter too.
+_NO_PYTHON = re.compile(
+    r"module interpreter .* not found"
+    r"|python[0-9.]*['\"]?: (not found|command not found|no such file)"
+    r"|requires (a minimum of )?python",
+    re.IGNORECASE,
+)
 
 
 class RemoteAction(ActionBase):
@@ -43,6 +50,7 @@ class RemoteAction(ActionBase):
             result.update(changed=False, nanochat_lost=lost.cause)
         finally:
             self._remove_tmp_path(self._connection._shell.tmpdir)
+        result["ok"] = "nanochat_lost" not in result and not errors(result.get("causes", []))
         result["seconds"] = round(time.monotonic() - started, 3)
         return result
 
@@ -119,6 +127,6 @@ def _ssh_cause(host: str, text: str, task_vars: dict[str, Any]) -> dict[str, Any
 def _module_cause(host: str, text: str) -> dict[str, Any]:
     lowered = text.lower()
     code = next((code for words, code in _SSH_TEXTS if words in lowered and code == "sudo_password"), None)
-    if code is None and any(words in lowered for words in _NO_PYTHON_TEXTS):
+    if code is None and _NO_PYTHON.search(text):
         code = "python_missing"
     return cause(code or "module_failed", f"{host}: {_short(text)}", host=host)

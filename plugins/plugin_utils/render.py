@@ -22,12 +22,11 @@ set -uo pipefail
 folder={folder}
 rm -f "$folder/exit_code"
 cd -- {directory} || exit
-. "$folder/env"
 
-command=(
+set -- \\
 {command}
-)
-"${{command[@]}}" 2>&1 | tee -a "$folder/train.log"
+# The environment is the program's alone: no name in it can change what this script does.
+(. "$folder/env" && exec "$@") 2>&1 | tee -a "$folder/train.log"
 code=${{PIPESTATUS[0]}}
 printf '%s\\n' "$code" > "$folder/exit_code.new" && mv "$folder/exit_code.new" "$folder/exit_code"
 exit "$code"
@@ -117,7 +116,7 @@ def script(
         host=_comment(settings["host"]),
         folder=shlex.quote(folder),
         directory=shlex.quote(directory),
-        command="\n".join(lines),
+        command=" \\\n".join(lines),
     )
 
 

@@ -90,7 +90,7 @@ def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[st
         "node_info": "preflight_node",
         "checkout": "install_checkout",
         "environment": "install_environment",
-        "dataset": "dataset_data",
+        "dataset": "dataset_shards",
         "link_probe": "launch_links",
         "training_run": "launch_started",
         "rendezvous": "verify_rendezvous",

@@ -62,8 +62,9 @@ def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
     lines = []
     for entry in sorted(entries, key=lambda entry: _ORDER[entry["weight"]]):
         where = f" (rank {entry['rank']})" if entry["rank"] is not None else ""
+        host = f"{entry['host']}: " if entry["host"] and entry["host"] not in entry["what"] else ""
         lines += textwrap.wrap(
-            f"{entry['weight']}: {entry['what']}{where}  [{entry['code']}]",
+            f"{entry['weight']}: {host}{entry['what']}{where}  [{entry['code']}]",
             _WIDTH,
             initial_indent="  ",
             subsequent_indent="      ",
@@ -84,7 +85,8 @@ def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
 def numbers(plan: Mapping[str, Any]) -> list[str]:
     """The derived figures of the plan."""
     rows = [(name, size(value) if name.startswith("bytes") else value) for name, value in plan.get("numbers", {}).items()]
-    return [f"  {name:<32}  {_cell(value)}" for name, value in rows]
+    width = max((len(name) for name, _value in rows), default=0)
+    return [f"  {name:<{width}}  {_cell(value)}" for name, value in rows]
 
 
 def layout(plan: Mapping[str, Any], network: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -264,7 +266,23 @@ def stop(
     return "\n".join([*lines, ""])
 
 
-SCREENS = {"launch": launch, "preflight": launch, "status": status, "stop": stop}
+def prepare(
+    report: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]], report_file: str | None
+) -> str:
+    """The screen of install and dataset: what every host has now."""
+    rows = [
+        (host, str(has["commit"] or "-")[:12], has["python"], has["torch"], has["shards"], str(has["tokenizer"] or "-")[:12])
+        for host, has in (state.get("software") or {}).items()
+    ]
+    lines = ["", "ready" if state.get("go") else "NOT READY", ""]
+    if rows:
+        lines += [*table(["host", "commit", "python", "torch", "shards", "tokenizer"], rows), ""]
+    if report["causes"]:
+        lines += [*causes(report["causes"]), ""]
+    return "\n".join(lines)
+
+
+SCREENS = {"install": prepare, "dataset": prepare, "launch": launch, "preflight": launch, "status": status, "stop": stop}
 
 
 def succeeded(of: str, report: Mapping[str, Any], state: Mapping[str, Any]) -> bool:

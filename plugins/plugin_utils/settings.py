@@ -29,9 +29,13 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _OPTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
-_KEY_LIKE = re.compile(r"(api[-_]?key|access[-_]?key|secret|token|passw(or)?d|credential)s?\Z", re.IGNORECASE)
+# Not "tokens": eval-tokens is a number of them.
+_KEY_LIKE = re.compile(r"((api[-_]?key|access[-_]?key|secret|passw(or)?d|credential)s?|token)\Z", re.IGNORECASE)
 # What C(fp8=true) on a command line means: a flag. No option of nanochat takes these words as its value.
 _FLAGS: dict[str, Any] = {"true": True, "false": False}
+# bash lets nobody set these.
+_SHELL_OWN = ("BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")
+_OPTIONS = ("nanochat_train_args", "nanochat_extra_args", "nanochat_tokenizer_args")
 _POSITIVE = (
     "nproc_per_node",
     "nanochat_omp_num_threads",
@@ -63,9 +67,20 @@ def coerce(variables: Mapping[str, Any], host: str) -> tuple[dict[str, Any], lis
     causes = []
     settings: dict[str, Any] = {}
     for name, option in spec().items():
-        checked = ArgumentSpecValidator({name: option}).validate({name: given[name]} if name in given else {})
-        settings[name] = checked.validated_parameters.get(name)
-        for message in checked.error_messages:
+        messages = []
+        try:
+            if name in _OPTIONS and given.get(name):
+                given[name] = options(given[name])
+        except ValueError as problem:
+            messages = [str(problem)]
+        if option["type"] == "int" and isinstance(given.get(name), bool):
+            messages = ["a number is needed"]  # Python takes true for 1, and torchrun is given the word
+        if not messages:
+            checked = ArgumentSpecValidator({name: option}).validate({name: given[name]} if name in given else {})
+            messages = checked.error_messages
+            settings[name] = checked.validated_parameters.get(name)
+        for message in messages:
+            settings[name] = None
             text = f"{name} is not set" if name not in given else f"{name}={_quoted(name, given[name])}: {message}"
             code = "rank_invalid" if name == "node_rank" else "setting_invalid"
             causes.append(cause(code, f"{host}: {text}", host=host))
@@ -73,7 +88,14 @@ def coerce(variables: Mapping[str, Any], host: str) -> tuple[dict[str, Any], lis
     settings["secret_names"] = sorted(str(name) for name in secrets)
     if not causes:
         _check(settings, host, causes)
+        causes += [cause("setting_invalid", f"{host}: {text}", host=host) for text in _bad_values(SECRET, secrets)]
     return settings, causes
+
+
+def secret_env(value: Any) -> dict[str, str]:
+    """The secrets of one host as its environment holds them; C(coerce) has accepted the value."""
+    checked = ArgumentSpecValidator({SECRET: spec()[SECRET]}).validate({} if value in (None, "") else {SECRET: value})
+    return {str(name): _text(item) for name, item in (checked.validated_parameters.get(SECRET) or {}).items()}
 
 
 def _quoted(name: str, value: Any) -> str:
@@ -100,26 +122,26 @@ def _check(settings: dict[str, Any], host: str, causes: list[dict[str, Any]]) ->
         path = settings[name]
         if path is not None and not path.startswith(("/", "~")):
             bad(f"{name}={path!r} is a relative path", "start it with / or ~/", code="path_invalid")
-        elif path is not None and ("\n" in path or "\0" in path):
+        elif path is not None and "\n" in path:
             bad(f"{name}={path!r} holds a line break", code="path_invalid")
     if settings["nanochat_install_method"] == "existing" and not settings["nanochat_python"]:
         bad("nanochat_install_method=existing without nanochat_python", "nanochat_python: /path/to/.venv/bin/python")
+    for name, value in settings.items():
+        if isinstance(value, str) and "\0" in value:
+            bad(f"{name} holds a NUL character")
     for name in ("nanochat_env", "nanochat_install_env"):
         _check_env(name, list(settings[name]), bad)
+        for text in _bad_values(name, settings[name]):
+            bad(text)
         settings[name] = {str(key): _text(value) for key, value in settings[name].items()}
     _check_env(SECRET, settings["secret_names"], bad)
     for key in settings["nanochat_env"]:
         if _KEY_LIKE.search(key):
             bad(f"nanochat_env sets {key}, which looks like a key", code="secret_in_arguments")
-    try:
-        settings["nanochat_train_args"] = options(settings["nanochat_train_args"])
-        settings["nanochat_extra_args"] = options(settings["nanochat_extra_args"] or {})
-        settings["nanochat_tokenizer_args"] = options(settings["nanochat_tokenizer_args"])
-    except ValueError as problem:
-        bad(str(problem))
-        return
+    for name in _OPTIONS:
+        settings[name] = options(settings[name] or {})
     for key in {**settings["nanochat_train_args"], **settings["nanochat_extra_args"]}:
-        if _KEY_LIKE.search(key) and key not in ("eval-tokens",):
+        if _KEY_LIKE.search(key):
             bad(f"the option --{key} looks like a key", code="secret_in_arguments")
 
 
@@ -127,6 +149,19 @@ def _check_env(setting: str, names: list[Any], bad: Any) -> None:
     for name in names:
         if not _ENV_NAME.match(str(name)):
             bad(f"{setting} sets {str(name)!r}, which is no name of an environment variable")
+        elif str(name).startswith("TORCHLAN_") or str(name) in _SHELL_OWN:
+            bad(f"{setting} sets {name}, which belongs to {'bash' if str(name) in _SHELL_OWN else 'the collection'}")
+
+
+def _bad_values(setting: str, values: Mapping[Any, Any]) -> list[str]:
+    """What no environment can hold, without the values: they may be secrets."""
+    found = []
+    for key, value in values.items():
+        if isinstance(value, Mapping | list | tuple):
+            found.append(f"{setting} gives {key} a nested value; text is needed")
+        elif "\0" in _text(value):
+            found.append(f"{setting} gives {key} a value with a NUL character")
+    return found
 
 
 def _text(value: Any) -> str:
@@ -140,10 +175,16 @@ def options(value: Any) -> dict[str, Any]:
     """Options of a script by name, from a mapping or from C(key=value) words.
 
     C(_) becomes C(-) and leading dashes are dropped, so that C(max_seq_len), C(max-seq-len) and C(--max-seq-len) are one
-    option. Scalars stay what they are; other values become text.
+    option. Flags stay true, false or null; other scalars become text, so that 8 of an inventory and 8 of a command line
+    are the same run.
 
-    :raises ValueError: it is neither, or a name cannot be an option.
+    :raises ValueError: it is neither, a name cannot be an option, or a value cannot be a word.
     """
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = yaml.safe_load(value)  # JSON, or what YAML and Python make of it
+        except yaml.YAMLError as problem:
+            raise ValueError(f"it cannot be read as a mapping: {' '.join(str(problem).split())}") from problem
     if isinstance(value, str):
         pairs: list[tuple[str, Any]] = []
         for word in shlex.split(value):
@@ -165,7 +206,11 @@ def options(value: Any) -> dict[str, Any]:
 def _scalar(name: str, value: Any) -> Any:
     if isinstance(value, Mapping | list | tuple):
         raise ValueError(f"the option --{name} has a nested value: {value!r}")
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if "\0" in str(value):
+        raise ValueError(f"the option --{name} holds a NUL character")
+    return str(value)
 
 
 def argv(arguments: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,8 @@ class View:
     def lost(self, name: str) -> list[dict[str, Any]]:
         """Causes of the hosts that did not answer in the task of that name, in the order of the inventory."""
         found = self.results.get(name, {})
-        return [found[host]["nanochat_lost"] for host in self.cluster if "nanochat_lost" in found.get(host, {})]
+        lost = {host: found[host]["nanochat_lost"] for host in self.cluster if "nanochat_lost" in found.get(host, {})}
+        return [{**entry, "host": entry["host"] or host} for host, entry in lost.items()]
 
     def causes(self, *names: str) -> list[dict[str, Any]]:
         """Causes that modules returned, each with its host."""
@@ -153,6 +154,7 @@ def look(view: View, state: State) -> State:
     elif doing in (decide.WATCH, decide.STORED):
         state["attempt"] = runs[run.hosts[0]]["attempt"]
         state["folders"] = {host: found["node_dir"] for host, found in runs.items()}
+    state["software"] = {host: _software(node) for host, node in nodes.items()}
     state["peers"] = [
         {
             "host": host,
@@ -167,10 +169,21 @@ def look(view: View, state: State) -> State:
     return {**state, "causes": causes, "go": not errors(causes), "start": doing in (decide.START, decide.RESTART)}
 
 
+def _software(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What a person wants to know about a prepared host."""
+    return {
+        "commit": node["checkout"]["commit"],
+        "python": node["environment"]["version"],
+        "torch": node["environment"]["torch"],
+        "shards": node["data"]["shards"],
+        "tokenizer": node["data"]["tokenizer"]["sha256"],
+    }
+
+
 def prepared(view: View, state: State) -> State:
     """After install and dataset: look again, and refuse what is still missing."""
-    causes = view.lost("install_checkout") + view.lost("install_environment") + view.lost("dataset_data")
-    causes += view.causes("install_checkout", "install_environment", "dataset_data")
+    tasks = ("install_checkout", "install_environment", "dataset_shards", "dataset_tokenizer")
+    causes = _merge(*(view.lost(name) for name in tasks), view.causes(*tasks))
     if errors(causes):
         return {**state, "causes": state["causes"] + causes, "go": False}
     state = look(view, state)
@@ -181,6 +194,16 @@ def prepared(view: View, state: State) -> State:
             code = "environment_missing" if part == "install" else "data_missing"
             state["causes"].append(cause(code, f"{host}: {part} ran, and the host is still not ready", host=host))
     return {**state, "go": not errors(state["causes"])}
+
+
+def idle(view: View, state: State) -> State:
+    """For install and dataset: nobody may be using what they change."""
+    causes = []
+    for host, node in view.nodes().items():
+        if node["run"]["state"] in ("alive", "half_alive"):
+            what = f"{host}: run {state['plan']['run']} is {node['run']['state'].replace('_', ' ')}"
+            causes.append(cause("run_in_progress", what, host=host))
+    return {**state, "causes": state["causes"] + causes, "go": not causes}
 
 
 def network(view: View, state: State) -> State:
@@ -356,7 +379,8 @@ def proof(view: View, state: State) -> State:
         "run_state": run_state,
         "evidence": judged["evidence"],
         "beats": [seen.beats[rank] for rank in sorted(seen.beats)],
-        "end": verdict == "failed" and not shared["nanochat_keep_failed"],
+        # What this launch did not start, it does not end: a broken look is no reason to touch a live run.
+        "end": verdict == "failed" and bool(state.get("start")) and not shared["nanochat_keep_failed"],
     }
 
 
@@ -421,6 +445,7 @@ STAGES: dict[str, Callable[[View, State], State]] = {
     "some": some,
     "look": look,
     "prepared": prepared,
+    "idle": idle,
     "network": network,
     "started": started,
     "proof": proof,
