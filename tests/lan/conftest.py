@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ GROUP_VARS = {
     "nanochat_install_method": "existing",
     "nanochat_python": "/opt/torchlan-torch/bin/python",
     "nanochat_train_args": SMALL,
+    "nanochat_join_timeout": 90,  # the hosts share two cores with whatever else is going on
 }
 
 
@@ -65,6 +67,12 @@ def controllers() -> dict[str, Path]:
 
 
 CORES = controllers()
+OLDEST = min(CORES, key=lambda series: [int(part) for part in series.split(".")])
+
+
+def port_of(run: str) -> int:
+    """Runs of different tests don't meet, whatever one leaves behind."""
+    return 29500 + zlib.crc32(run.encode()) % 1000
 
 
 class Result:
@@ -124,7 +132,7 @@ class Cluster:
     def playbook(self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan") -> Result:
         """Run a playbook of the collection from the user's folder; `name=value` words become -e strings."""
         folder = CORES[core] if core else next(iter(CORES.values()))
-        words: list[str] = [f"nanochat_run={run}"] if run else []
+        words = [f"nanochat_run={run}", f"nanochat_master_port={port_of(run)}"] if run else []
         argv = [str(folder / "ansible-playbook"), f"torchlan.nanochat.{name}", "-i", inventory]
         for word in (*words, *args):
             argv += ["-e", word] if re.match(r"(@|\{|[a-z_]+=)", word) else [word]

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One launch with everything that is unusual and allowed at once."""
+"""One launch with everything at once that is unusual and allowed, by the oldest core."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from conftest import Cluster
+from conftest import OLDEST, Cluster
 
 
 def everybody_with_sudo(inventory: dict[str, Any]) -> None:
@@ -17,7 +17,7 @@ def everybody_with_sudo(inventory: dict[str, Any]) -> None:
 
 def test_become_for_everything_and_two_forks(cluster: Cluster, run: str) -> None:
     inventory = cluster.changed_inventory("with-become", everybody_with_sudo)
-    result = cluster.playbook("launch", "--forks", "2", run=run, inventory=inventory)
+    result = cluster.playbook("launch", "--forks", "2", run=run, inventory=inventory, core=OLDEST)
     assert result.status == 0, result
     assert result.report is not None
     assert result.report["verdict"] == "proven"

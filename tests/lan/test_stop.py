@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 
-from conftest import Cluster
+from conftest import Cluster, port_of
 
 # Rank 0 ends well, rank 1 badly and later: agent 0 then waits in torchrun's exit barrier, for 300 s, deaf to SIGTERM.
 ENDS_DIFFERENTLY = """
@@ -23,7 +23,7 @@ os._exit(3)
 def test_killed_agent_leaves_nothing_and_another_run_goes_on(cluster: Cluster, run: str) -> None:
     other = f"{run}-2"  # a name that has the first one's as its beginning
     assert cluster.playbook("launch", run=run).status == 0
-    assert cluster.playbook("launch", "nanochat_master_port=29511", run=other).status == 0
+    assert cluster.playbook("launch", run=other).status == 0
     try:
         before = cluster.pids(other)
         cluster.kill("laptop", cluster.agent("laptop", run))
@@ -57,4 +57,4 @@ def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
     assert result.status == 0, result
     assert time.monotonic() - began < 10
     assert not any(cluster.pids(run).values())
-    assert "29500" not in cluster.lan.exec("workstation", "ss", "-Hltn")
+    assert f":{port_of(run)} " not in cluster.lan.exec("workstation", "ss", "-Hltn")

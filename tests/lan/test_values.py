@@ -23,12 +23,11 @@ def of_worker(cluster: Cluster, host: str, run: str, what: str) -> list[str]:
     return cluster.lan.exec(host, "cat", f"/proc/{worker['pid']}/{what}").split("\0")
 
 
-@pytest.mark.parametrize("core", CORES)
-def test_hostile_values_arrive_unread_by_any_shell(cluster: Cluster, run: str, core: str) -> None:
+def test_hostile_values_arrive_unread_by_any_shell(cluster: Cluster, run: str) -> None:
     (cluster.user / "hostile").write_text(
         f"nanochat_extra_args:\n  model-tag: {UNSAFE}\nnanochat_env:\n  HOSTILE: {UNSAFE}\n"
     )
-    result = cluster.playbook("launch", "@hostile", run=run, core=core)
+    result = cluster.playbook("launch", "@hostile", run=run)
     assert result.status == 0, result
     for host in ("workstation", "laptop"):
         assert f"--model-tag={HOSTILE}" in of_worker(cluster, host, run, "cmdline")
@@ -36,12 +35,11 @@ def test_hostile_values_arrive_unread_by_any_shell(cluster: Cluster, run: str, c
         assert "owned" not in cluster.lan.exec(host, "ls", "/tmp")
 
 
-@pytest.mark.parametrize("core", CORES)
-def test_secret_is_found_nowhere(cluster: Cluster, run: str, core: str) -> None:
+def test_secret_is_found_nowhere(cluster: Cluster, run: str) -> None:
     secret = "tell-nobody-4711"  # whole, and no part of another value
     values = cluster.write("secrets", {"nanochat_secret_env": {"WANDB_API_KEY": secret, "SHORT": "1"}})
     for options in (["--check", "--diff"], ["--diff"], ["--diff"]):  # predicted, started, left alone
-        result = cluster.playbook("launch", f"@{values.name}", "-vvv", *options, run=run, core=core)
+        result = cluster.playbook("launch", f"@{values.name}", "-vvv", *options, run=run)
         assert result.status == 0, result
         assert secret not in result.text
         assert secret not in json.dumps(result.report)
@@ -55,7 +53,7 @@ def test_secret_is_found_nowhere(cluster: Cluster, run: str, core: str) -> None:
         assert files == [f"{folder}/env"]
         assert cluster.lan.exec(host, "stat", "-c", "%a", f"{folder}/env").strip() == "600"
     for name in ("status", "stop"):
-        result = cluster.playbook(name, f"@{values.name}", "-vvv", "--diff", run=run, core=core)
+        result = cluster.playbook(name, f"@{values.name}", "-vvv", "--diff", run=run)
         assert secret not in result.text
 
 
@@ -64,7 +62,7 @@ STRINGS = [
     "nanochat_extra_args=num-iterations=900000 matrix-lr=0.03",
     "nanochat_runner=yes",
     "nanochat_keep_failed=no",
-    "nanochat_master_port=29555",
+    "nanochat_master_port=29400",
     "nanochat_join_timeout=25",
     "nanochat_first_step_timeout=120",
     "nanochat_hang_timeout=30",
