@@ -54,6 +54,7 @@ KEPT = frozenset(
         "causes",
         "commit",
         "requirements",
+        "manifest",
         "go",
         "start",
         "todo",

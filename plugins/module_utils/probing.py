@@ -54,7 +54,8 @@ class _Attempt:
 
     def ready(self) -> bool:
         """Go on after the socket became ready; False when done."""
-        assert self.handle is not None
+        if self.handle is None:
+            return False
         if not self.connected:
             number = self.handle.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if number:

@@ -145,17 +145,21 @@ def todo(
     nodes: Mapping[str, dict[str, Any]],
     commit: str | None,
     requirements: list[str],
+    manifest: str | None,
 ) -> dict[str, list[str]]:
-    """Which hosts still need which part of the preparation: C({"install": [hosts], "dataset": [hosts]})."""
+    """Which hosts still need which part of the preparation: C({"install": [hosts], "dataset": [hosts]}).
+
+    :param manifest: digest of the controller's own shards, when they are the source.
+    """
     install = [host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements)]
     dataset = []
     if trains_nanochat(plan):
         first = nodes[plan.hosts[0]]["data"]
-        shared = settings[plan.hosts[0]]
         for host in plan.hosts:
             data = nodes[host]["data"]
-            same = data["manifest"] == first["manifest"] and data["tokenizer"]["sha256"] == first["tokenizer"]["sha256"]
-            if not (data["tokenizer"]["present"] and data["shards"] > 1 and same) or shared["nanochat_dataset_dir"]:
+            same = data["manifest"] == (manifest or first["manifest"])
+            same = same and data["tokenizer"]["sha256"] == first["tokenizer"]["sha256"]
+            if not (data["tokenizer"]["present"] and data["shards"] > 1 and same):
                 dataset.append(host)
     return {"install": install, "dataset": dataset}
 

@@ -164,4 +164,5 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         for key in sorted({*old, *new}, key=str):
             lines += differences(old.get(key, "(unset)"), new.get(key, "(unset)"), f"{path}.{key}" if path else str(key))
         return lines
-    return [] if old == new else [f"{path}: {old} -> {new}"]
+    shown = ["(set)" if isinstance(value, Mapping) else value for value in (old, new)]
+    return [] if old == new else [f"{path}: {shown[0]} -> {shown[1]}"]

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import data
 from ansible_collections.torchlan.nanochat.plugins.module_utils import proof as proving
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import decide, links, plan, render, source
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import decide, deliver, links, plan, render, source
 
 State = dict[str, Any]
 
@@ -69,13 +70,15 @@ def inventory(view: View, state: State) -> State:
     causes = [*view.causes("preflight_settings")]
     if not causes:
         causes += plan.check_cluster(view.cluster, settings, view.groups)
-    state.update(commit=None, requirements=[])
+    state.update(commit=None, requirements=[], manifest=None)
     if not errors(causes):
         run, problems = plan.make(settings)
         causes += problems
         shared = settings[run.hosts[0]]
         if shared["nanochat_source"] == "git" and not errors(causes):
             causes += _resolve(shared, state)
+        if shared["nanochat_dataset_dir"]:
+            state["manifest"] = data.facts("", deliver.absolute(shared["nanochat_dataset_dir"]))["manifest"]
         state["plan"] = _plan_data(run)
     return {**state, "causes": causes, "go": not errors(causes)}
 
@@ -147,7 +150,8 @@ def look(view: View, state: State) -> State:
     if doing in (decide.START, decide.RESTART):
         causes += decide.check_nodes(run, nodes, doing)
         if not errors(causes):
-            state["todo"] = decide.todo(run, settings, nodes, state["commit"], state["requirements"])
+            wanted = {name: state[name] for name in ("commit", "requirements", "manifest")}
+            state["todo"] = decide.todo(run, settings, nodes, **wanted)
             if not any(state["todo"].values()):
                 causes += decide.check_software(run, nodes)
                 causes += decide.check_data(run, nodes)

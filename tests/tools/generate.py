@@ -73,28 +73,24 @@ def variables(options: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def spec_of(role: Path) -> dict[str, Any]:
-    data = yaml.safe_load((role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
-    return data["argument_specs"]["main"]
+def specs_of(role: Path) -> dict[str, Any]:
+    """A role's entry points by name, main first."""
+    entries = yaml.safe_load((role / "meta/argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]
+    return {name: entries[name] for name in sorted(entries, key=lambda name: (name != "main", name))}
 
 
 def role_page(role: Path) -> str:
-    spec = spec_of(role)
-    text = spec.get("description") or []
-    paragraphs = [markdown(paragraph) for paragraph in (text if isinstance(text, list) else [text])]
-    parts = [
-        HEADER.format(source="meta/argument_specs.yml"),
-        f"# torchlan.nanochat.{role.name}\n",
-        f"{markdown(spec.get('short_description'))}.\n",
-        "\n\n".join(paragraphs) + "\n",
-    ]
-    options = spec.get("options") or {}
-    if options:
-        parts.append("## Variables\n\n" + variables(options))
+    parts = [HEADER.format(source="meta/argument_specs.yml"), f"# torchlan.nanochat.{role.name}\n"]
+    for name, spec in specs_of(role).items():
+        if name != "main":
+            parts.append(f"## Entry point `{name}`\n\nWith `tasks_from: {name}`.\n")
+        parts.append(f"{markdown(spec.get('short_description'))}.\n")
+        text = spec.get("description") or []
+        parts += [markdown(paragraph) + "\n" for paragraph in (text if isinstance(text, list) else [text])]
+        if spec.get("options"):
+            parts.append(("## Variables\n\n" if name == "main" else "") + variables(spec["options"]))
     if role.name != "nanochat":
-        parts.append(
-            "Every public variable of the collection is described in [the role nanochat](../nanochat/README.md).\n"
-        )
+        parts.append("The collection's public variables are described in [the role nanochat](../nanochat/README.md).\n")
     return "\n".join(parts)
 
 
@@ -140,7 +136,7 @@ def wanted() -> dict[Path, str]:
                 f"README.md lacks the lines '{BEGIN}' and '{END}': the table of variables is written between them."
             )
         before, rest = text.split(BEGIN, 1)
-        table = variables(spec_of(ROOT / "roles/nanochat").get("options") or {})
+        table = variables(specs_of(ROOT / "roles/nanochat")["main"]["options"])
         files[readme] = f"{before}{BEGIN}\n{table}{END}{rest.split(END, 1)[1]}"
     return files
 

@@ -21,7 +21,12 @@ def git(path: Path, *words: str) -> str:
     """Run git as a user with a name and without configuration."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env.update(GIT_CONFIG_GLOBAL="/dev/null", GIT_CONFIG_SYSTEM="/dev/null", LC_ALL="C")
-    env.update(GIT_AUTHOR_NAME="T", GIT_AUTHOR_EMAIL="t@example.com", GIT_COMMITTER_NAME="T", GIT_COMMITTER_EMAIL="t@example.com")
+    env.update(
+        GIT_AUTHOR_NAME="T",
+        GIT_AUTHOR_EMAIL="t@example.com",
+        GIT_COMMITTER_NAME="T",
+        GIT_COMMITTER_EMAIL="t@example.com",
+    )
     done = subprocess.run(["git", "-C", str(path), *words], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"git {words}: {done.stderr}"
     return done.stdout.strip()
@@ -59,7 +64,9 @@ def write_shards(folder: Path, count: int = 3, documents: int = 32) -> Path:
     """Shards as minichat reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(count):
-        lines = [json.dumps({"text": f"The {number} cats of shard {shard} sleep on the mat."}) for number in range(documents)]
+        lines = [
+            json.dumps({"text": f"The {number} cats of shard {shard} sleep on the mat."}) for number in range(documents)
+        ]
         (folder / f"shard_{shard:05d}.parquet").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 

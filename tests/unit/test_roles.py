@@ -23,7 +23,8 @@ def load(path: Path) -> Any:
 
 
 def options(role: Path) -> dict[str, Any]:
-    return load(role / "meta/argument_specs.yml")["argument_specs"]["main"].get("options") or {}
+    entries = load(role / "meta/argument_specs.yml")["argument_specs"].values()
+    return {name: option for entry in entries for name, option in (entry.get("options") or {}).items()}
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)

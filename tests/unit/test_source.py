@@ -64,7 +64,9 @@ def test_branch_tag_short_and_remote_branch_are_versions(repo: Path, tmp_path: P
     assert source.resolve(clone, "").commit == software.git(repo, "rev-parse", "HEAD")
 
 
-@pytest.mark.parametrize("version", ["no-such", "0" * 40, "--upload-pack=touch pwned", "a b", "main\nHEAD", "HEAD^{tree}"])
+@pytest.mark.parametrize(
+    "version", ["no-such", "0" * 40, "--upload-pack=touch pwned", "a b", "main\nHEAD", "HEAD^{tree}"]
+)
 def test_an_unknown_version_is_a_cause_that_names_the_known_ones(version: str, repo: Path) -> None:
     with pytest.raises(source.SourceError) as caught:
         source.resolve(str(repo), version)
@@ -73,8 +75,12 @@ def test_an_unknown_version_is_a_cause_that_names_the_known_ones(version: str, r
         assert "main" in caught.value.cause["what"]
 
 
-@pytest.mark.parametrize("given", ["", "no/such/folder", "--upload-pack=x", "ext::sh -c 'touch pwned'", "a\nb", "plain", "file.txt"])
-def test_what_is_no_repository_is_refused(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+@pytest.mark.parametrize(
+    "given", ["", "no/such/folder", "--upload-pack=x", "ext::sh -c 'touch pwned'", "a\nb", "plain", "file.txt"]
+)
+def test_what_is_no_repository_is_refused(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "file.txt").write_text("", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -223,7 +229,9 @@ def test_requirements_come_from_the_commit_with_the_wanted_torch(tmp_path: Path)
     assert source.resolve(str(repo), none).requirements() == ["numpy", "torch"]
 
 
-@pytest.mark.parametrize("text", ["[project", 'project = "x"', "[project]\ndependencies = 3", '[project]\ndependencies = ["-r x"]'])
+@pytest.mark.parametrize(
+    "text", ["[project", 'project = "x"', "[project]\ndependencies = 3", '[project]\ndependencies = ["-r x"]']
+)
 def test_an_unusable_pyproject_is_a_cause(text: str, tmp_path: Path) -> None:
     repo = software.repository(tmp_path / "repo")
     with pytest.raises(source.SourceError, match="does not exist"):
