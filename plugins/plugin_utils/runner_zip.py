@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The runner and the smoke workload as one zip that Python imports from: equal sources give equal bytes."""
+
 from __future__ import annotations
 
 import io
