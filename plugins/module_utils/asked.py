@@ -22,7 +22,8 @@ class Asked:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         env = {**inherited, "LC_ALL": "C", **(extra_env or {})}
         try:
-            self._process = subprocess.Popen(
+            # run_command of AnsibleModule waits for each program; here several run at once, each with a limit.
+            self._process = subprocess.Popen(  # pylint: disable=ansible-bad-function
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -22,6 +22,7 @@ from namespaces import Lab, lab_fixture  # noqa: F401
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import by_address, interfaces
 from ansible_collections.torchlan.nanochat.plugins.module_utils.probing import probe
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import links
 
 LISTEN = (
     "import json, sys; from ansible_collections.torchlan.nanochat.plugins.module_utils.listener import start_listener;"
@@ -31,6 +32,12 @@ PROBE = (
     "import json, sys; from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import *;"
     "from ansible_collections.torchlan.nanochat.plugins.module_utils.probing import probe;"
     "print(json.dumps(probe(json.loads(sys.argv[1]), float(sys.argv[2]), by_address(interfaces()))))"
+)
+
+
+LOOK = (
+    "import json, sys; from ansible_collections.torchlan.nanochat.plugins.modules.node_info import look;"
+    "print(json.dumps(look(json.loads(sys.argv[1]))))"
 )
 
 
@@ -133,35 +140,35 @@ def test_listener_survives_peers_that_say_much_or_vanish() -> None:
 
 
 def test_a_link_and_its_interface() -> None:
-    links, unreached = probe_here(peer("b", start(10), "127.0.0.1"))
+    reached, unreached = probe_here(peer("b", start(10), "127.0.0.1"))
     assert unreached == {"b": []}
-    (link,) = links["b"]
+    (link,) = reached["b"]
     assert (link["address"], link["local_address"], link["interface"]) == ("127.0.0.1", "127.0.0.1", "lo")
     assert 0 <= link["rtt_ms"] < 100
 
 
 def test_two_hosts_on_one_machine_are_told_apart() -> None:
     one, two = start(10), start(10)
-    links, unreached = probe_here(
+    reached, unreached = probe_here(
         peer("right", one, "127.0.0.1"), peer("wrong", {**one, "nonce": two["nonce"]}, "127.0.0.1")
     )
-    assert len(links["right"]) == 1
-    assert links["wrong"] == []
+    assert len(reached["right"]) == 1
+    assert reached["wrong"] == []
     assert unreached["wrong"][0]["error"] == "wrong_peer"
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"[]\n", b"", b"\xff" * 5000, b'{"nonce": "other"}\n'])
 def test_another_program_is_no_peer(answer: bytes) -> None:
     with server(answer) as port:
-        links, unreached = probe_here(peer("b", {"port": port, "nonce": "n"}, "127.0.0.1"))
-    assert links == {"b": []}
+        reached, unreached = probe_here(peer("b", {"port": port, "nonce": "n"}, "127.0.0.1"))
+    assert reached == {"b": []}
     assert unreached["b"][0]["error"] in ("wrong_peer", "refused")
 
 
 def test_a_silent_program_is_a_timeout() -> None:
     with server(None) as port:
         begun = time.monotonic()
-        _links, unreached = probe_here(peer("b", {"port": port, "nonce": "n"}, "127.0.0.1"), timeout_s=0.5)
+        _reached, unreached = probe_here(peer("b", {"port": port, "nonce": "n"}, "127.0.0.1"), timeout_s=0.5)
     assert unreached["b"][0]["error"] == "timeout"
     assert time.monotonic() - begun < 2
 
@@ -169,14 +176,14 @@ def test_a_silent_program_is_a_timeout() -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-    _links, unreached = probe_here(peer("b", {"port": port, "nonce": "n"}, "127.0.0.1"))
+    _reached, unreached = probe_here(peer("b", {"port": port, "nonce": "n"}, "127.0.0.1"))
     assert {"address": "127.0.0.1", "error": "refused", "errno": 111}.items() <= unreached["b"][0].items()
 
 
 def test_link_local_is_skipped_and_names_are_not_resolved() -> None:
     listener = {"port": 9, "nonce": "n"}
-    links, unreached = probe_here(peer("b", listener, "fe80::1", "fe80::1%eth0", "some-name.example.org"))
-    assert links == {"b": []}
+    reached, unreached = probe_here(peer("b", listener, "fe80::1", "fe80::1%eth0", "some-name.example.org"))
+    assert reached == {"b": []}
     assert [(entry["address"], entry["error"]) for entry in unreached["b"]] == [
         ("some-name.example.org", "unreachable")
     ]
@@ -196,8 +203,8 @@ def test_docker_addresses_on_both_sides_reach_nobody(lab: Lab) -> None:
         lab.ip(host, "link", "set", "docker0", "up")
     there = lab.python(b, LISTEN, "20", "b")
     addresses = ["172.17.0.1", "10.90.0.2", "fd00:91::2", "192.168.77.7"]
-    links, unreached = lab.python(a, PROBE, json.dumps([peer("b", there, *addresses)]), "1")
-    assert [(link["address"], link["local_address"], link["interface"]) for link in links["b"]] == [
+    reached, unreached = lab.python(a, PROBE, json.dumps([peer("b", there, *addresses)]), "1")
+    assert [(link["address"], link["local_address"], link["interface"]) for link in reached["b"]] == [
         ("10.90.0.2", "10.90.0.1", "eth0"),
         ("fd00:91::2", "fd00:91::1", "eth1"),
     ]
@@ -207,7 +214,9 @@ def test_docker_addresses_on_both_sides_reach_nobody(lab: Lab) -> None:
     }
     # The same port is by chance taken here as well: it is this host that answers at its own docker0.
     own = lab.python(a, LISTEN, "20", "a")
-    _links, unreached = lab.python(a, PROBE, json.dumps([peer("b", {**there, "port": own["port"]}, "172.17.0.1")]), "1")
+    _reached, unreached = lab.python(
+        a, PROBE, json.dumps([peer("b", {**there, "port": own["port"]}, "172.17.0.1")]), "1"
+    )
     assert unreached["b"][0]["error"] == "wrong_peer"
 
 
@@ -222,7 +231,49 @@ def test_eight_peers_behind_a_firewall_take_under_three_seconds(lab: Lab) -> Non
     peers = [peer(f"good{n}", there, *(f"10.90.0.{2 + 6 * n + m}" for m in range(6))) for n in range(8)]
     peers += [peer(f"bad{n}", there, f"10.90.0.{60 + n}") for n in range(10)]
     begun = time.monotonic()
-    links, unreached = lab.python(a, PROBE, json.dumps(peers), "2")
+    reached, unreached = lab.python(a, PROBE, json.dumps(peers), "2")
     assert time.monotonic() - begun < 3
-    assert all(len(links[f"good{n}"]) == 6 for n in range(8))
+    assert all(len(reached[f"good{n}"]) == 6 for n in range(8))
     assert all(unreached[f"bad{n}"][0]["error"] == "timeout" for n in range(10))
+
+
+def look_and_choose(lab: Lab, hosts: dict[str, str], wanted: dict[str, str | None] | None = None) -> dict[str, Any]:
+    """Everything that a launch does to find interfaces, from the look to the choice."""
+    params = {"run": "r", "node_rank": 0, "dir": "/nowhere", "base_dir": "/tmp", "data_dir": None, "python": None}
+    params.update(install_method="uv", master_port=29500, device_type="cpu", listen_s=15)
+    nodes = {host: lab.python(there, LOOK, json.dumps(params)) for host, there in hosts.items()}
+    found = {}
+    for host, there in hosts.items():
+        reached, unreached = lab.python(there, PROBE, json.dumps(links.peers(nodes, host)), "1")
+        found[host] = {"links": reached, "unreached": unreached}
+    return links.choose(nodes, found, wanted)
+
+
+def test_from_look_to_choice_and_with_a_firewall(lab: Lab) -> None:
+    hosts = {name: lab.host(name) for name in ("a", "b")}
+    a, b = hosts["a"], hosts["b"]
+    lab.cable(a, "enp4s0", "10.90.0.1/24", b, "usb0", "10.90.0.2/24")
+    for host in (a, b):
+        lab.ip(host, "link", "add", "docker0", "type", "bridge")
+        lab.ip(host, "address", "add", "172.17.0.1/16", "dev", "docker0")
+        lab.ip(host, "link", "set", "docker0", "up")
+    result = look_and_choose(lab, hosts)
+    assert result["causes"] == []
+    assert {host: (one["interface"], one["address"]) for host, one in result["choice"].items()} == {
+        "a": ("enp4s0", "10.90.0.1"),
+        "b": ("usb0", "10.90.0.2"),
+    }
+    # ssh and the rendezvous port are open, the ephemeral ports are not
+    rule = ["INPUT", "-p", "tcp", "--syn", "--dport", "30000:65535", "-j", "DROP"]
+    dropped = subprocess.run(["ip", "netns", "exec", b, "iptables", "-A", *rule], capture_output=True, check=False)
+    if dropped.returncode != 0:
+        pytest.skip("no iptables here")
+    (cause,) = look_and_choose(lab, hosts)["causes"]
+    assert (cause["code"], cause["host"]) == ("link_blocked", "b")
+    assert cause["what"].startswith("a cannot connect to b")
+    assert "10.90.0.2:" in cause["what"]
+    assert "sudo iptables -I INPUT -p tcp -s 10.90.0.1 -j ACCEPT" in cause["fix"]
+    subprocess.run(
+        ["ip", "netns", "exec", b, "iptables", "-I", *"INPUT -p tcp -s 10.90.0.1 -j ACCEPT".split()], check=True
+    )
+    assert look_and_choose(lab, hosts)["causes"] == []

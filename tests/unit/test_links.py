@@ -270,9 +270,7 @@ def test_a_firewall_one_way() -> None:
     way = by_subnet(nodes)
     (cause,) = chosen(nodes, way=lambda a, b, x: None if (a, b) == ("a", "b") else way(a, b, x))["causes"]
     assert (cause["code"], cause["host"]) == ("link_blocked", "b")
-    assert cause["what"].startswith(
-        "a cannot connect to b on its ephemeral TCP ports (192.0.2.2:40000: no answer; 172.17.0.1"
-    )
+    assert cause["what"].startswith("a cannot connect to b on its ephemeral TCP ports (192.0.2.2:40000: no answer)")
     assert cause["what"].endswith("although ssh works")
     assert "On b: sudo ufw allow proto tcp from 192.0.2.1 " in cause["fix"]
     assert "sudo iptables -I INPUT -p tcp -s 192.0.2.1 -j ACCEPT" in cause["fix"]
@@ -284,6 +282,9 @@ def test_a_firewall_on_one_of_eight() -> None:
     (cause,) = chosen(nodes, way=lambda a, b, x: None if b == "n3" else way(a, b, x))["causes"]
     assert cause["host"] == "n3"
     assert cause["what"].startswith("n1, n2, n4, n5, n6, n7, n8 cannot connect to n3")
+    assert "sudo ufw allow proto tcp from 192.0.2.0/24 " in cause["fix"]
+    (cause,) = chosen(nodes, way=lambda a, b, x: None if "n3" in (a, b) else way(a, b, x))["causes"]
+    assert cause["host"] == "n3"
     (cause,) = chosen(nodes, way=lambda a, b, x: None if a == "n3" else way(a, b, x))["causes"]
     assert cause["host"] == "n3"
     assert "reaches none of the others" in cause["what"]
