@@ -65,10 +65,10 @@ def action(
         return RESTART, []
     if not changed:
         return WATCH, []
-    host, record = next(iter(changed.items()))
-    lines = render.differences(record.get("config") or {}, dict(configuration))
+    old = next(iter(changed.values())).get("config")
+    lines = render.differences(old, dict(configuration)) if old else []
     what = f"run {name} is alive with another configuration: {'; '.join(lines[:5]) or 'its record cannot be read'}"
-    return REFUSE, [cause("run_differs", what, host=None)]
+    return REFUSE, [cause("run_differs", what)]
 
 
 def check_nodes(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]], doing: str) -> list[dict[str, Any]]:
