@@ -37,7 +37,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.4f}" if abs(value) < 100 else f"{value:,.0f}"
+        return f"{value:,.4f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -113,7 +113,7 @@ def ranks(report: Mapping[str, Any]) -> list[str]:
                 entry["state"],
                 steps,
                 entry["loss"],
-                entry["tokens_per_s"],
+                None if entry["tokens_per_s"] is None else round(entry["tokens_per_s"]),
                 size(entry["bytes_sent"]),
                 size(entry["bytes_received"]),
                 entry["interface"],
@@ -259,7 +259,9 @@ def stop(
     """The screen of stop: what was ended where."""
     lines = ["", f"run {report['run']}"]
     for host, ended in (state.get("ended") or {}).items():
-        words = ", ".join(f"{entry['role']} {entry['pid']} ({entry['signal']})" for entry in ended)
+        words = ", ".join(
+            f"{entry['role']} {entry['pid']}" + (f" ({entry['signal']})" if entry["signal"] else "") for entry in ended
+        )
         lines.append(f"  {host}: {words or 'nothing of it was running'}")
     if report["causes"]:
         lines += ["", *causes(report["causes"])]

@@ -266,6 +266,7 @@ def _watch_sigterm(beat: Beat, reporter: Reporter) -> None:
 
         signal.signal(signal.SIGTERM, handler)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_forget_sigterm)
     except (OSError, ValueError):
         return
 
@@ -289,6 +290,15 @@ def _watch_sigterm(beat: Beat, reporter: Reporter) -> None:
 
 
 _keep: list[Any] = []
+
+
+def _forget_sigterm() -> None:
+    """A forked child shares our wake-up socket: its SIGTERM must end it, not us."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except (OSError, ValueError):
+        pass
 
 
 if __name__ == "__main__":

@@ -89,8 +89,7 @@ def _digest_sources(folders: list[str]) -> str:
         except OSError:
             continue
         for name in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                digest.update(name.encode() + b"\0" + file.read() + b"\0")
+            digest.update(("%s %s\n" % (name, _digest_file(os.path.join(folder, name)))).encode())
     return digest.hexdigest()[:16]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import ARGS, Cluster
+from agents import ARGS, Cluster
 
 PYTHON = os.environ.get("TORCHLAN_TORCH_PYTHON", "")
 OTHER = os.environ.get("TORCHLAN_OTHER_TORCH_PYTHON", "")  # another version of torch
