@@ -192,16 +192,20 @@ def check_software(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> 
     for host, node in nodes.items():
         environment = node["environment"]
         if environment["state"] != "ready" or not environment["torch"]:
-            where = environment["python"] or "no interpreter"
-            causes.append(cause("environment_missing", f"{host}: no torch in {where}", host=host))
+            python = environment["python"]
+            what = f"{host}: no torch in {python}" if python else f"{host}: there is no Python environment"
+            causes.append(cause("environment_missing", what, host=host))
     if causes:
         return causes
     for name, of in (("python", _python_line), ("torch", lambda node: node["environment"]["torch"])):
         seen = {host: of(node) for host, node in nodes.items()}
         if len(set(seen.values())) > 1:
-            listed = ", ".join(f"{version} on {host}" for host, version in seen.items())
-            causes.append(cause("versions_differ", f"{name} is {listed}"))
+            causes.append(cause("versions_differ", f"{name} is {_listed(seen)}"))
     return causes
+
+
+def _listed(by_host: Mapping[str, Any]) -> str:
+    return ", ".join(f"{value} on {host}" for host, value in by_host.items())
 
 
 def _python_line(node: Mapping[str, Any]) -> str:
@@ -230,14 +234,17 @@ def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list
             what = f"{host}: the tokenizer is {theirs['tokenizer']['sha256'][:12]}, {master}'s {mine['tokenizer']['sha256'][:12]}"
             causes.append(cause("tokenizer_differs", what, host=host))
         if mine["manifest"] != theirs["manifest"]:
-            what = f"{host}: {theirs['shards']} shards, {master} has {mine['shards']}: {_first_difference(mine, theirs)}"
+            what = f"{host}: {theirs['shards']} shards, {master} has {mine['shards']}: "
+            what += _first_difference({master: mine, host: theirs})
             causes.append(cause("data_differ", what, host=host))
     return causes
 
 
-def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    left, right = dict(mine["list"]), dict(theirs["list"])
-    for name in sorted({*left, *right}):
-        if left.get(name) != right.get(name):
-            return f"{name} has {right.get(name, 'no')} bytes on one and {left.get(name, 'no')} on the other"
+def _first_difference(data: Mapping[str, Mapping[str, Any]]) -> str:
+    """The first file that two hosts do not have alike."""
+    sizes = {host: dict(one["list"]) for host, one in data.items()}
+    for name in sorted({name for found in sizes.values() for name in found}):
+        has = {host: f"{found[name]} bytes" if name in found else "missing" for host, found in sizes.items()}
+        if len(set(has.values())) > 1:
+            return f"{name} is {_listed(has)}"
     return "the lists are equal by name and size, their digests are not"
