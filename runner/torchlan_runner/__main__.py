@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from torchlan_runner.agree import Board, Ended, agree, open_board
 from torchlan_runner.beat import Beat, write_atomically
 from torchlan_runner.cluster import FINAL, compose
 from torchlan_runner.plan import EXIT_CODE, Plan, PlanError, cause, read_plan, script_and_args, warn
+from torchlan_runner.sigterm import ended_by_sigterm
 from torchlan_runner.transport import Receiver, Sender
 
 LAST_BEATS = 3.0  # seconds that rank 0 waits for the last beats of the others
@@ -91,7 +90,7 @@ def main() -> None:
     beat = Beat(plan)
     reporter = Reporter(beat)
     beat.start()
-    _watch_sigterm(beat, reporter)
+    ended_by_sigterm(lambda: _stopped(beat, reporter))
     try:
         import torch.distributed  # noqa: F401  (a second or more: the beat goes on meanwhile)
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -249,56 +248,11 @@ def _end(beat: Beat, reporter: Reporter, state: str, code: int, error: BaseExcep
         warn("last beat: %s: %s" % (type(problem).__name__, problem))
 
 
-def _watch_sigterm(beat: Beat, reporter: Reporter) -> None:
-    """Says `stopped` before SIGTERM ends the process.
-
-    A Python handler would only run when the main thread leaves its collective, perhaps never. So the C part of it wakes
-    a thread, and that one ends the process by the same signal, unless the script installed a handler of its own.
-    """
-    try:
-        ours, wake = socket.socketpair()
-        wake.setblocking(False)
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
-
-        def handler(_number: int, _frame: Any) -> None:
-            return
-
-        signal.signal(signal.SIGTERM, handler)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=_forget_sigterm)
-    except (OSError, ValueError):
-        return
-
-    def watch() -> None:
-        while True:
-            data = ours.recv(64)
-            if not data:
-                return
-            if signal.SIGTERM in data and signal.getsignal(signal.SIGTERM) is handler:
-                beat.sample_sockets()
-                beat.finish("stopped", 128 + signal.SIGTERM)
-                if reporter.sender is not None:
-                    reporter.sender.close()
-                ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(1)
-                os._exit(128 + signal.SIGTERM)
-
-    threading.Thread(target=watch, name="torchlan-sigterm", daemon=True).start()
-    _keep.append(wake)
-
-
-_keep: list[Any] = []
-
-
-def _forget_sigterm() -> None:
-    """A forked child shares our wake-up socket: its SIGTERM must end it, not us."""
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    except (OSError, ValueError):
-        pass
+def _stopped(beat: Beat, reporter: Reporter) -> None:
+    beat.sample_sockets()
+    beat.finish("stopped", 128 + signal.SIGTERM)
+    if reporter.sender is not None:
+        reporter.sender.close()
 
 
 if __name__ == "__main__":
