@@ -16,16 +16,40 @@ from typing import Any, Callable
 
 from torchlan_runner.plan import Plan, cause
 
-# fact group -> (cause code, what a person calls it)
+# fact group -> (cause code, what a person calls it, how to fix a difference)
 GROUPS = {
-    "world": ("world_differs", "world"),
-    "argument": ("arguments_differ", "argument"),
-    "version": ("versions_differ", "version"),
-    "environment": ("environment_differs", "environment variable"),
-    "code": ("checkout_differs", "nanochat code"),
-    "tokenizer": ("tokenizer_differs", "tokenizer"),
-    "data": ("data_differs", "data"),
-    "plan": ("plan_differs", "plan"),
+    "world": (
+        "world_differs",
+        "world",
+        "start every host from one launch: same inventory, same nnodes; end older agents with stop.yml",
+    ),
+    "argument": (
+        "arguments_differ",
+        "argument",
+        "set arguments for the whole group, not per host; launch again with nanochat_relaunch=true",
+    ),
+    "version": (
+        "versions_differ",
+        "version",
+        "install the same versions on every host: install.yml, or equal environments in nanochat_python",
+    ),
+    "environment": (
+        "environment_differs",
+        "environment variable",
+        "set the variable for the whole group (nanochat_env in group_vars), not per host",
+    ),
+    "code": (
+        "versions_differ",
+        "nanochat code",
+        "bring every host to one commit without local changes: install.yml",
+    ),
+    "tokenizer": ("tokenizer_differs", "tokenizer", "copy the master's tokenizer to every host: dataset.yml"),
+    "data": ("data_differ", "data", "bring the same shards to every host: dataset.yml"),
+    "plan": (
+        "arguments_differ",
+        "plan",
+        "start every host from one launch; end older agents with stop.yml",
+    ),
 }
 # what the controller put into the plan's fingerprint -> fact group
 PLAN_GROUPS = {
@@ -37,16 +61,6 @@ PLAN_GROUPS = {
     "tokenizer_sha256": "tokenizer",
     "shards": "data",
     "data": "data",
-}
-ADVICE = {
-    "world_differs": "start every host from one launch: same inventory, same nnodes; end older agents with stop.yml",
-    "arguments_differ": "set arguments for the whole group, not per host; launch again with nanochat_relaunch=true",
-    "versions_differ": "install the same versions on every host: install.yml, or equal environments in nanochat_python",
-    "environment_differs": "set the variable for the whole group (nanochat_env in group_vars), not per host",
-    "checkout_differs": "bring every host to one commit without local changes: install.yml",
-    "tokenizer_differs": "copy the tokenizer of the master to every host: dataset.yml",
-    "data_differs": "bring the same shards to every host: dataset.yml",
-    "plan_differs": "start every host from one launch; end older agents with stop.yml",
 }
 SETTLE = 3.0  # seconds in which the others may learn why we end
 
@@ -244,7 +258,7 @@ def difference_causes(rows: list[dict[str, Any]], device: str) -> list[dict[str,
         group, _dot, name = row["key"].partition(".")
         if group == "plan":
             group = PLAN_GROUPS.get(name.split(".")[0], "plan")
-        code, noun = GROUPS.get(group, GROUPS["plan"])
+        code, noun, fix = GROUPS.get(group, GROUPS["plan"])
         weight = "error"
         if row["key"] == "version.torch build" and device == "cpu":
             weight = "warning"  # +cpu and +cu128 of one version train together on CPUs
@@ -259,7 +273,7 @@ def difference_causes(rows: list[dict[str, Any]], device: str) -> list[dict[str,
             shown(row["values"][rank]),
             ", ".join(dict.fromkeys(row["hosts"][r] for r in others)),
         )
-        found.append(cause(code, what, ADVICE[code], host=row["hosts"][rank], rank=rank, weight=weight))
+        found.append(cause(code, what, fix, host=row["hosts"][rank], rank=rank, weight=weight))
     return found
 
 

@@ -104,7 +104,7 @@ def collect_causes(
         if code and not rank.get("error") and not any(entry["rank"] == rank["rank"] for entry in found) and not others:
             found.append(
                 cause(
-                    "exited",
+                    "rank_died",
                     "rank %s on %s exited with status %s" % (rank["rank"], rank.get("host"), code),
                     "look at the end of train.log on %s" % rank.get("host"),
                     host=rank.get("host"),
@@ -142,7 +142,7 @@ def peer_lost_cause(rank: Mapping[str, Any], weight: str) -> dict[str, Any]:
 
 def lost_cause(rank: Mapping[str, Any], when: float) -> dict[str, Any]:
     return cause(
-        "rank_lost",
+        "rank_died",
         "rank %s on %s (pid %s) ended without a word in state %s at step %s, its connection closed at %s"
         % (
             rank["rank"],

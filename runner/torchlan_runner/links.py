@@ -164,7 +164,7 @@ def _wait_for_results(board: Any, plan: Plan) -> None:
 
 def silent(node: Node) -> dict[str, Any]:
     return cause(
-        "rank_lost",
+        "rank_missing",
         "host %s (node_rank %d) agreed, then said nothing more during the connection check"
         % (node.host, node.node_rank),
         "look at train.log on %s" % node.host,

@@ -211,7 +211,7 @@ def test_killed_worker_is_named(make: Make) -> None:
     os.kill(cluster.cluster()["ranks"][1]["pid"], signal.SIGKILL)
     assert all(cluster.wait().values())
     causes = cluster.cluster()["causes"]
-    assert causes[0]["code"] == "rank_lost" and causes[0]["host"] == "host1", causes
+    assert causes[0]["code"] == "rank_died" and causes[0]["host"] == "host1", causes
 
 
 def test_sigterm_leaves_a_stopped_beat(make: Make) -> None:

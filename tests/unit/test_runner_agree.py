@@ -134,7 +134,7 @@ def test_builds_of_torch_only_warn_on_cpu() -> None:
 
 
 def test_plan_facts_get_the_code_of_what_they_are_about() -> None:
-    for key, code in (("commit", "checkout_differs"), ("args.depth", "arguments_differ"), ("other", "plan_differs")):
+    for key, code in (("commit", "versions_differ"), ("args.depth", "arguments_differ"), ("other", "arguments_differ")):
         results = agreeing(Store(), [{f"plan.{key}": 1}, {f"plan.{key}": 2}])
         assert results[0].causes[0]["code"] == code
 

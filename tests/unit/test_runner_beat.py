@@ -140,12 +140,12 @@ def test_a_killed_rank_is_named() -> None:
     beats = {0: beat_of(0, state="failed", exit_code=1), 1: beat_of(1, step=7, pid=9)}
     assert compose(plan(0, 2), {0: beat_of(0), 1: beats[1]}, {1: time.time()})["causes"] == []  # may connect again
     causes = compose(plan(0, 2), beats, {1: time.time()}, ended=True)["causes"]
-    assert causes[0]["code"] == "rank_lost" and causes[0]["host"] == "h1"
+    assert causes[0]["code"] == "rank_died" and causes[0]["host"] == "h1"
 
 
 def test_a_plain_exit_status_is_a_cause() -> None:
     beats = {0: beat_of(0, state="failed", exit_code=3), 1: beat_of(1, state="finished", exit_code=0)}
-    assert [c["code"] for c in compose(plan(0, 2), beats, {})["causes"]] == ["exited"]
+    assert [c["code"] for c in compose(plan(0, 2), beats, {})["causes"]] == ["rank_died"]
 
 
 def test_causes_of_the_ranks_are_said_once() -> None:
