@@ -105,7 +105,8 @@ def check_cluster(
     for host in cluster:
         if host not in settings and not partial:
             causes.append(cause("host_excluded", f"{host} belongs to the cluster and does not take part", host=host))
-    causes += _check_ranks(cluster, settings, partial)
+    # Whose host is missing, its rank is missing too: that is said already.
+    causes += _check_ranks(cluster, settings, partial or bool(causes))
     if causes:
         return causes
     for group, is_right in (("master", lambda rank: rank == 0), ("workers", lambda rank: rank != 0)):
