@@ -98,6 +98,11 @@ def secret_env(value: Any) -> dict[str, str]:
     return {str(name): _text(item) for name, item in (checked.validated_parameters.get(SECRET) or {}).items()}
 
 
+def is_run_name(text: str) -> bool:
+    """Whether a run can have this name: it becomes part of paths and of the name of a tmux session."""
+    return bool(_NAME.match(text)) and len(text) <= 100
+
+
 def _quoted(name: str, value: Any) -> str:
     return "(hidden)" if name == SECRET else repr(value)
 
@@ -114,7 +119,7 @@ def _check(settings: dict[str, Any], host: str, causes: list[dict[str, Any]]) ->
     if not 1 <= settings["nanochat_master_port"] <= 65535:
         bad(f"nanochat_master_port={settings['nanochat_master_port']} is not a TCP port", "a free port from 1024 to 65535")
     run = settings["nanochat_run"]
-    if run is not None and (not _NAME.match(run) or len(run) > 100):
+    if run is not None and not is_run_name(run):
         bad(f"nanochat_run={run!r} is not a run name", "letters, digits, _ and - only, at most 100 of them")
     if not _MODULE.match(settings["nanochat_script"]):
         bad(f"nanochat_script={settings['nanochat_script']!r} is no module name", "a dotted name such as scripts.base_train")
