@@ -13,7 +13,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.torchlan.nanochat.plugins.action.verdict import view_of
-from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import errors
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import report, screen
 
 
@@ -35,7 +35,12 @@ class ActionModule(ActionBase):
         file = None
         if made["run"] and of in ("launch", "preflight"):
             shared = next(iter(settings.values()))
-            file = _write(made, shared["nanochat_report_dir"], made["run"])
+            folder = shared["nanochat_report_dir"]
+            try:
+                file = _write(made, folder, made["run"])
+            except OSError as problem:
+                what = f"report.json cannot be written below {folder}: {problem.strerror}"
+                made["causes"].append(cause("path_invalid", what, "nanochat_report_dir: a folder of yours", weight="warning"))
         text = screen.SCREENS[of](made, state, settings, file)
         Display().display(text)
         failed = not screen.succeeded(of, made, state)

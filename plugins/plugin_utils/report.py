@@ -20,6 +20,7 @@ def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str,
     :param results: registered results by name and host, for the seconds that each stage took.
     """
     plan = state.get("plan") or {}
+    evidence = state.get("evidence") or {}
     verdict = state.get("verdict")
     if check_mode and state.get("go"):
         verdict = "planned"
@@ -30,9 +31,9 @@ def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str,
         "verdict": verdict or "refused",
         "state": state.get("run_state") or "not started",
         "world_size": plan.get("world_size"),
-        "backend": next((beat.get("backend") for beat in state.get("beats", []) if beat.get("backend")), None),
+        "backend": next((beat["backend"] for beat in state.get("beats", []) if beat.get("backend")), evidence.get("backend")),
         "ranks": ranks(state),
-        "evidence": state.get("evidence") or {},
+        "evidence": evidence,
         "plan": {key: plan.get(key) for key in ("script", "device", "hosts", "numbers", "arguments")},
         "network": state.get("network") or {},
         "causes": state.get("causes", []),

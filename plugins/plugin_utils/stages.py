@@ -19,6 +19,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils import data
 from ansible_collections.torchlan.nanochat.plugins.module_utils import proof as proving
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import decide, deliver, links, plan, render, source
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import settings as settings_util
 
 State = dict[str, Any]
 
@@ -114,12 +115,16 @@ def _plan_data(run: plan.Plan) -> dict[str, Any]:
 def some(view: View, state: State) -> State:
     """For status and stop: the name of the run, on whatever part of the cluster there is."""
     settings = view.settings
-    causes = [entry for entry in view.causes("preflight_settings") if entry["code"] != "setting_invalid"]
+    given = view.causes("preflight_settings")
+    causes = [entry for entry in given if entry["code"] != "setting_invalid"]
     causes += plan.check_cluster(view.cluster, settings, view.groups, partial=True) if not errors(causes) else []
     go = not errors(causes)
     if go:
         shared = next(iter(settings.values()))
         run = shared["nanochat_run"] or f"dist-{shared['nanochat_device_type']}-{len(view.cluster)}node"
+        unnamed = not shared["nanochat_run"] and not shared["nanochat_device_type"]
+        if unnamed or not settings_util.is_run_name(run):
+            return {**state, "causes": given, "go": False}
         hosts = sorted(settings, key=lambda host: settings[host]["node_rank"])
         state["plan"] = {"run": run, "hosts": hosts, "master": hosts[0], "world_size": None, "ranks": [], "numbers": {}}
     return {**state, "causes": causes, "go": go}
@@ -344,6 +349,16 @@ def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt
     return seen
 
 
+def _add_silent_ranks(seen: Seen, nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], hosts: list[str]) -> None:
+    """Without the runner nobody beats: the ranks are the workers that hosts see, the steps are those of rank 0's log."""
+    rows = (met.get("evidence") or {}).get("ranks", [])
+    step = next((row["step"] for row in rows if row["rank"] == 0), None)
+    for host, node in nodes.items():
+        node_rank = hosts.index(host)
+        for rank in proving.ranks_of(node["run"]["processes"], host, node_rank, step if node_rank == 0 else None):
+            seen.beats.setdefault(rank["rank"], rank)
+
+
 def proof(view: View, state: State) -> State:
     """Whether the ranks train together: the runner's beats and every host's own sockets."""
     if view.check_mode:
@@ -355,6 +370,8 @@ def proof(view: View, state: State) -> State:
     shared = settings[run.hosts[0]]
     met = view.of("verify_rendezvous").get(run.hosts[0], {})
     seen = _gather(nodes, met, state.get("attempt"))
+    if not shared["nanochat_runner"]:
+        _add_silent_ranks(seen, nodes, met, run.hosts)
     judged = proving.judge(
         world_size=run.world_size or 1,
         backend="nccl" if run.device == "cuda" else "gloo",
