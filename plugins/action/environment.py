@@ -29,8 +29,10 @@ class ActionModule(RemoteAction):
             "extra": extra,
             "pip_args": pip_arguments([str(word) for word in settings["nanochat_pip_args"]]),
             "env": json.dumps(variables) if variables else None,
+            "requirements": args.get("requirements") or [],
         }
-        if settings["nanochat_source"] == "git" and settings["nanochat_install_method"] == "pip":
+        own = settings["nanochat_source"] == "git" and settings["nanochat_install_method"] == "pip"
+        if own and not module_args["requirements"]:
             try:
                 found = source.resolve(settings["nanochat_repo"], args.get("commit") or settings["nanochat_version"])
                 module_args["requirements"] = found.requirements(settings["nanochat_torch"], extra)

@@ -326,14 +326,14 @@ class Dataset:
         path = entry["path"]
         if not os.path.exists(path):
             return "it is not there"
-        size = os.path.getsize(path)
-        if size != int(entry["size"]):
-            return f"{size} bytes of {entry['size']}"
         part = path
         if os.path.dirname(path) != os.path.dirname(place):
             handle, part = tempfile.mkstemp(prefix=".torchlan-", suffix=".part", dir=os.path.dirname(place))
             os.close(handle)
         try:
+            size = os.path.getsize(path)
+            if size != int(entry["size"]):
+                return f"{size} bytes of {entry['size']}"
             if part != path:
                 shutil.copyfile(path, part)
             digest = sha256_file(part)
@@ -375,13 +375,13 @@ class Dataset:
             return False  # the downloader leaves a gap before its last shard, the validation set
         return training < self.given["shards"]
 
-    def _program(self, code: str, words: list[str], env: dict[str, str]) -> str | None:
-        """Run a program of nanochat; C(None), or the last lines of what it printed."""
+    def _program(self, code: str, words: list[str], env: dict[str, str]) -> tuple[int, str]:
+        """Run a program of nanochat; its exit code and the last lines of what it printed."""
         python, checkout = expand(self.given["python"]), expand(self.given["checkout"])
         variables = json.loads(self.given["env"]) if self.given.get("env") else {}
         full = {**variables, "NANOCHAT_DATA_DIR": self.folder, "PYTHONUNBUFFERED": "1", **env}
         status, text = run([python, "-c", code, self.folder, *words], env=full, cwd=checkout)
-        return None if status == 0 else f"exit code {status}\n{last_lines(text)}"
+        return status, f"exit code {status}\n{last_lines(text)}"
 
     def _able(self, code: str, what: str) -> bool:
         """Whether nanochat's programs can run at all."""
@@ -402,13 +402,14 @@ class Dataset:
         if not self._able("data_missing", f"{self.folder} lacks shards"):
             return
         os.makedirs(self.folder, exist_ok=True)
-        problem = self._program(_DOWNLOAD, [str(count)], {"NANOCHAT_BASE_DIR": self.base})
+        status, said = self._program(_DOWNLOAD, [str(count)], {"NANOCHAT_BASE_DIR": self.base})
         if self.shards() != before:
             self.actions.append(action)
-        if problem or self._needs_download():
+        # It ends with 0, too, when it could not get a file.
+        if status or self._needs_download():
             there = f"{len(self.shards())} of {count + 1} shards are in {self.folder}"
             fix = "nanochat_dataset_dir: a folder with shards on the controller; or nanochat_install_env: https_proxy"
-            self.bad("data_missing", f"nanochat's downloader failed, {there}: {problem or 'it said nothing'}", fix)
+            self.bad("data_missing", f"nanochat's downloader failed, {there}: {said}", fix)
 
     def _train_tokenizer(self) -> None:
         action = "trained the tokenizer"
@@ -424,11 +425,11 @@ class Dataset:
         os.makedirs(self.base, exist_ok=True)
         # In a base folder of its own, so that a broken attempt leaves no half tokenizer.
         with tempfile.TemporaryDirectory(prefix=".torchlan-tokenizer-", dir=self.base) as work:
-            problem = self._program(_TRAIN_TOKENIZER, self.given["tokenizer_args"], {"NANOCHAT_BASE_DIR": work})
+            status, said = self._program(_TRAIN_TOKENIZER, self.given["tokenizer_args"], {"NANOCHAT_BASE_DIR": work})
             made = [os.path.join(work, "tokenizer", name) for name in TOKENIZER_FILES]
             lacking = [os.path.basename(path) for path in made if not os.path.isfile(path) or not os.path.getsize(path)]
-            if problem or lacking:
-                said = problem or "it made no {}".format(" and no ".join(lacking))
+            if status or lacking:
+                said = said if status else "it made no {}".format(" and no ".join(lacking))
                 self.bad(
                     "tokenizer_missing",
                     f"scripts.tok_train failed: {said}",

@@ -23,10 +23,12 @@ options:
     description: Settings of the host, as M(torchlan.nanochat.settings) returns them. Used on the controller only.
     type: dict
   commit:
-    description: The commit whose requirements O(method=pip) installs. Used on the controller only.
+    description:
+      - The commit whose requirements O(method=pip) installs, where O(requirements) is empty. Used on the controller only.
+      - Unset, C(nanochat_version) is resolved.
     type: str
   requirements:
-    description: Requirements for O(method=pip). Set by the action from the pyproject.toml of O(commit).
+    description: Requirements for O(method=pip). Empty, those in the pyproject.toml of O(commit).
     type: list
     elements: str
     default: []
@@ -76,7 +78,7 @@ EXAMPLES = r"""
 - name: Environment
   torchlan.nanochat.environment:
     settings: "{{ preflight_settings.settings }}"
-    commit: "{{ preflight_verdict.commit }}"
+    requirements: "{{ preflight_verdict.requirements }}"
   register: install_environment
 """
 
@@ -391,7 +393,7 @@ class Environment:
         if code:
             if previous is not None:
                 # pip gave up in order: what was there works still, and is put right in place next time.
-                self._mark({**previous, "digest": None})
+                self._mark({**previous, "digest": None, "requirements": []})
             lowered = text.lower()
             fix = next((fix for words, fix in _PIP_TEXTS if words in lowered), None)
             raise Stop("install_failed", f"pip ended with {code}:\n{last_lines(text)}", fix)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import software
+
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import source
 
 
