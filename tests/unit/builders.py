@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import plan as planning
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import render
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import render, stages
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import settings as settings_util
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.stages import View
+
+State = dict[str, Any]
 
 HOSTS = ["workstation", "laptop"]
 ADDRESSES = {"workstation": "192.0.2.36", "laptop": "192.0.2.37"}
@@ -158,3 +160,35 @@ def view(settings: dict[str, dict[str, Any]], check_mode: bool = False, **result
 def looked(seen: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """As the task of node_info registers it."""
     return {host: {"node": one} for host, one in seen.items()}
+
+
+# ---- states of a verdict, as they travel from stage to stage ----
+
+
+def fresh() -> State:
+    return {"causes": []}
+
+
+def codes(state: State) -> list[str]:
+    return [entry["code"] for entry in state["causes"]]
+
+
+def seen(runs: dict[str, dict[str, Any]] | None = None, **values: Any) -> dict[str, dict[str, Any]]:
+    return looked(nodes(runs, **values))
+
+
+def after_inventory(settings: dict[str, dict[str, Any]]) -> State:
+    state = stages.inventory(view(settings), fresh())
+    assert state["go"], state["causes"]
+    return state
+
+
+def after_look(node_of: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]] | None = None) -> State:
+    settings = settings or smoke()
+    return stages.look(view(settings, preflight_node=node_of), after_inventory(settings))
+
+
+def after_network(settings: dict[str, dict[str, Any]] | None = None, check_mode: bool = False) -> State:
+    settings = settings or smoke()
+    looks = view(settings, check_mode, preflight_node=seen(), launch_links=links())
+    return stages.network(looks, stages.look(looks, after_inventory(settings)))
