@@ -109,7 +109,7 @@ class Cluster:
             "-m",
             *(["torchlan_runner"] if runner else []),
             script,
-            *(["--"] if runner else []),
+            "--",
             *(ARGS if args is None else args),
         ]
         self._popen(key, command, self.environment(key, plan, env), cwd)
@@ -156,7 +156,7 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def wait(self, seconds: float = 60) -> dict[int, int | None]:
+    def wait(self, seconds: float = 150) -> dict[int, int | None]:
         """Exit codes of the nodes; None for one that had to be given up on."""
         deadline = time.monotonic() + seconds
         codes: dict[int, int | None] = {}
