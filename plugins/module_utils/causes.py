@@ -147,6 +147,12 @@ CODES: dict[str, tuple[str, str]] = {
         "Environment variables that all ranks must share differ.",
         "Set them for the whole group, never per host.",
     ),
+    "address_unusable": (
+        "A rank cannot listen on its host's chosen address.",
+        "Launch again, so that addresses are found anew, or set `nanochat_socket_ifname`.",
+    ),
+    "backend_failed": ("The ranks could not connect to each other.", "The message says which link; look at that host's log."),
+    "store_lost": ("A rank lost torchrun's store on the master.", "Look at the master's log: did its agent end?"),
     "world_differs": ("Ranks disagree about the size of the world.", "Launch all hosts together with one playbook."),
     # proof and failure
     "not_distributed": (
@@ -163,6 +169,10 @@ CODES: dict[str, tuple[str, str]] = {
         "Stop: this is not one model. Compare versions, data and the script.",
     ),
     "exception": ("A rank ended with an exception.", "The message and the log of that rank say why."),
+    "peer_lost": (
+        "A rank lost the connection to another one.",
+        "The cause is elsewhere: look for the rank that ended first, or for the link between the two.",
+    ),
     "rank_died": ("A rank ended by a signal or with an exit code of its own.", "137 or signal 9: look for the OOM killer."),
     "start_timeout": ("The first steps did not come in time.", "Raise `nanochat_first_step_timeout`, or make the model smaller."),
     "not_proven": ("The run ended before enough was seen.", "Train for more steps, or look at the logs."),
