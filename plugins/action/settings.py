@@ -12,6 +12,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.torchlan.nanochat.plugins.filter.cluster import cluster
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import settings
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import connection_of
 
 
 class ActionModule(ActionBase):
@@ -39,16 +40,16 @@ class ActionModule(ActionBase):
         except AnsibleError as problem:
             causes.append(cause("group_missing", str(problem)))
             coerced["nanochat_hosts"] = [host]  # somebody has to be asked, so that this is said
-        coerced["ssh"] = _ssh_words(task_vars)
+        coerced["ssh"] = _ssh_words(host, connection_of(self._templar, task_vars))
         result.update(changed=False, settings=coerced, causes=causes + problems)
         return result
 
 
-def _ssh_words(task_vars: dict[str, Any]) -> list[str]:
+def _ssh_words(host: str, connection: dict[str, Any]) -> list[str]:
     """How a person reaches this host from the controller; empty for a local connection."""
-    if str(task_vars.get("ansible_connection", "ssh")) in ("local", "ansible.builtin.local"):
+    if str(connection.get("ansible_connection", "ssh")) in ("local", "ansible.builtin.local"):
         return []
-    target = str(task_vars.get("ansible_host", task_vars["inventory_hostname"]))
-    user = task_vars.get("ansible_user")
-    port = task_vars.get("ansible_port")
+    target = str(connection.get("ansible_host", host))
+    user = connection.get("ansible_user")
+    port = connection.get("ansible_port")
     return ["ssh", *(["-p", str(port)] if port else []), "-t", f"{user}@{target}" if user else target]

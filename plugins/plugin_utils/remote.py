@@ -67,11 +67,11 @@ class RemoteAction(ActionBase):
         try:
             result = self._execute_module(module_name=self._task.action, module_args=module_args, task_vars=task_vars)
         except AnsibleConnectionFailure as problem:
-            raise Lost(_ssh_cause(host, str(problem), task_vars)) from problem
+            raise Lost(_ssh_cause(host, str(problem), connection_of(self._templar, task_vars))) from problem
         except AnsibleError as problem:
             raise Lost(_module_cause(host, str(problem))) from problem
         if result.get("unreachable"):
-            raise Lost(_ssh_cause(host, str(result.get("msg", "")), task_vars))
+            raise Lost(_ssh_cause(host, str(result.get("msg", "")), connection_of(self._templar, task_vars)))
         if result.get("failed"):
             raise Lost(_module_cause(host, " ".join(_texts(result))))
         return dict(result)
@@ -110,11 +110,23 @@ def _short(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _ssh_cause(host: str, text: str, task_vars: dict[str, Any]) -> dict[str, Any]:
+def connection_of(templar: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
+    """How the host is reached: these variables are templates until somebody asks."""
+    found = {}
+    for name in ("ansible_connection", "ansible_host", "ansible_user", "ansible_port"):
+        try:
+            if name in task_vars:
+                found[name] = templar.template(task_vars[name])
+        except AnsibleError:
+            continue  # it is for ssh to say what it could not use
+    return found
+
+
+def _ssh_cause(host: str, text: str, connection: dict[str, Any]) -> dict[str, Any]:
     lowered = text.lower()
     code = next((code for words, code in _SSH_TEXTS if words in lowered), "host_unreachable")
-    address = task_vars.get("ansible_host", host)
-    user = task_vars.get("ansible_user")
+    address = connection.get("ansible_host", host)
+    user = connection.get("ansible_user")
     target = f"{user}@{address}" if user else str(address)
     fixes = {
         "host_key_unknown": f"ssh {target}   (compare the fingerprint, then say yes)",

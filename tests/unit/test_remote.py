@@ -15,7 +15,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import Lost, RemoteAction
 
-VARS = {"inventory_hostname": "laptop", "ansible_host": "192.0.2.37", "ansible_user": "ann"}
+VARS = {"inventory_hostname": "laptop", "ansible_host": "{{ net }}.37", "ansible_user": "ann"}
 
 
 class Action(RemoteAction):
@@ -25,7 +25,8 @@ class Action(RemoteAction):
         task = MagicMock(
             action="torchlan.nanochat.node_info", args=args or {}, async_val=0, check_mode=False, diff=False
         )
-        super().__init__(task, MagicMock(), MagicMock(), MagicMock(), MagicMock(), MagicMock())
+        templar = MagicMock(template=lambda value: value.replace("{{ net }}", "192.0.2"))
+        super().__init__(task, MagicMock(), MagicMock(), MagicMock(), templar, MagicMock())
         self._connection._shell.tmpdir = "/remote/tmp"
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
