@@ -112,7 +112,7 @@ def _short(text: str, limit: int = 300) -> str:
 
 def connection_of(templar: Any, task_vars: dict[str, Any]) -> dict[str, Any]:
     """How the host is reached: these variables are templates until somebody asks."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("ansible_connection", "ansible_host", "ansible_user", "ansible_port"):
         try:
             if name in task_vars:

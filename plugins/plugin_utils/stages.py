@@ -338,7 +338,7 @@ def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt
     """Join what every host saw of its own part; a newer beat replaces an older one of the same rank."""
     runs = [node["run"] for node in nodes.values()]
     clusters = [run["cluster"] for run in runs if run.get("cluster")] + [met.get("cluster") or {}]
-    cluster = next((entry for entry in clusters if entry.get("attempt") == attempt), {})
+    cluster: dict[str, Any] = next((entry for entry in clusters if entry.get("attempt") == attempt), {})
     seen = Seen(cluster, {}, {})
     for beat in [*cluster.get("ranks", []), *(beat for run in runs for beat in run.get("beats") or [])]:
         known = seen.beats.get(beat["rank"], {})

@@ -23,7 +23,7 @@ PARAM_BYTES = 40_000_000
 SECRET = "tell-nobody-4711"
 
 
-def coerced(host: str = "workstation", rank: int = 0, **variables: Any) -> dict[str, Any]:
+def coerced(host: str = "workstation", rank: int = 0, /, **variables: Any) -> dict[str, Any]:
     """Settings of a host as the action gives them."""
     values, causes = settings_util.coerce({"node_rank": rank, **variables}, host)
     assert causes == []
@@ -56,7 +56,14 @@ def configuration(settings: dict[str, dict[str, Any]], commit: str | None = None
 def run(state: str = "absent", **values: Any) -> dict[str, Any]:
     """What inspect_run finds."""
     attempt = None if state == "absent" else ATTEMPT
-    found = {"state": state, "attempt": attempt, "record": None, "exit_code": None, "stopped": None, "processes": []}
+    found: dict[str, Any] = {
+        "state": state,
+        "attempt": attempt,
+        "record": None,
+        "exit_code": None,
+        "stopped": None,
+        "processes": [],
+    }
     found.update(beats=[], cluster=None, log_tail=[], node_dir=f"/runs/{attempt}" if attempt else None, sockets=[])
     return {**found, **values}
 

@@ -209,7 +209,12 @@ def test_secrets_go_straight_into_the_env_file(monkeypatch: pytest.MonkeyPatch) 
     given = {"state": "started", "environment": {"A": "it's"}, "script": "s", "record": {}}
     one = action(training_run.ActionModule, given)
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(one, "remote", lambda args, _vars: asked.append(args) or {"changed": True})
+
+    def remote(args: dict[str, Any], _vars: dict[str, Any]) -> dict[str, Any]:
+        asked.append(args)
+        return {"changed": True}
+
+    monkeypatch.setattr(one, "remote", remote)
     for value in ({"WANDB_API_KEY": SECRET, "N": 5}, f"WANDB_API_KEY={SECRET} N=5"):
         result = one.work(dict(given), {"inventory_hostname": "laptop", "nanochat_secret_env": value})
         args = asked.pop()
@@ -246,7 +251,9 @@ def waited(
     monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], check_mode: bool = False
 ) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
     """The result, the lines on the screen, and what the module was asked; each answer takes five seconds."""
-    clock, shown, asked = Clock(), [], []  # type: ignore[var-annotated]
+    clock = Clock()
+    shown: list[str] = []
+    asked: list[dict[str, Any]] = []
     monkeypatch.setattr(rendezvous, "time", clock)
     monkeypatch.setattr(rendezvous.Display, "display", lambda _self, text, *_args, **_more: shown.append(text))
     one = action(rendezvous.ActionModule, check_mode=check_mode)

@@ -52,7 +52,7 @@ def judged(
     settings = settings or smoke()
     state = {**(state or after_network(settings)), "attempt": ATTEMPT}
     given = {"preflight_node": seen(runs), "verify_node": seen(runs), **results}
-    return stages.proof(view(settings, **given), state)
+    return stages.proof(view(settings, False, **given), state)
 
 
 def test_proven() -> None:
@@ -203,7 +203,7 @@ def test_status_and_stop_need_a_name(broken: dict[str, Any]) -> None:
 
 def status(**results: dict[str, dict[str, Any]]) -> State:
     settings = smoke()
-    return stages.status(view(settings, **results), stages.some(view(settings), fresh()))
+    return stages.status(view(settings, False, **results), stages.some(view(settings), fresh()))
 
 
 def test_status() -> None:
