@@ -138,6 +138,10 @@ CODES: dict[str, tuple[str, str]] = {
     ),
     "run_absent": ("There is no run of this name.", "Start it with `launch.yml`."),
     "start_failed": ("The agent ended at once.", "Read the last lines of its log."),
+    "killed_at_logout": (
+        "logind ends everything of the user at logout, tmux included.",
+        "`sudo loginctl enable-linger USER` on that host.",
+    ),
     "stop_incomplete": ("Processes of the run are still there after SIGKILL.", "Look at them by hand: uninterruptible I/O?"),
     # the start of a run, found by its ranks
     "rank_missing": ("A rank did not join in time.", "Look at that host's log; is its agent running?"),

@@ -263,7 +263,7 @@ def _logout_warning(session: str) -> list[dict[str, Any]]:
     if not (kills and in_login) or os.path.exists("/var/lib/systemd/linger/" + user):
         return []
     what = "logind ends all processes of %s at logout (KillUserProcesses=yes), session %s too" % (user, session)
-    return [cause("note", what, "sudo loginctl enable-linger %s" % shlex.quote(user), weight="warning")]
+    return [cause("killed_at_logout", what, "sudo loginctl enable-linger %s" % shlex.quote(user), weight="warning")]
 
 
 def decode_error(runner: str | None) -> str | None:

@@ -61,7 +61,7 @@ causes:
   type: list
   elements: dict
   returned: always
-path:
+folder:
   description: The folder of the checkout, absolute.
   type: str
   returned: always
@@ -148,7 +148,7 @@ class Checkout:
         return answer(
             action != "none",
             self.causes,
-            path=self.shown,
+            folder=self.shown,
             commit=self.commit,
             before=self.before,
             action=action,

@@ -24,7 +24,7 @@ options:
     type: dict
   commit:
     description:
-      - The commit whose requirements O(method=pip) installs, where O(requirements) is empty. Used on the controller only.
+      - The commit whose requirements O(method=pip) installs where O(requirements) is empty. Used on the controller.
       - Unset, C(nanochat_version) is resolved.
     type: str
   requirements:

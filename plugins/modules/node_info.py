@@ -320,7 +320,7 @@ def _runs(params: dict[str, Any], places: dict[str, str | None]) -> dict[str, An
     ranks = {worker["pid"]: worker["rank"] for worker in workers if worker["attempt"] == run["attempt"]}
     # The table of sockets is long on a busy host: without workers it is not asked for.
     run["sockets"] = [dict(entry, rank=ranks[entry["pid"]]) for entry in tcp_sockets(ranks)]
-    return {"run": run, "other_runs": runs.other_runs(places["base_dir"], params["run"])}
+    return {"run": run, "other_runs": runs.other_runs(places["base_dir"], params["run"], run["attempt"])}
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def test_secret_is_found_nowhere(cluster: Cluster, run: str) -> None:
 
 STRINGS = [
     "nanochat_relaunch=true",
-    "nanochat_extra_args=num-iterations=900000 matrix-lr=0.03",
+    "nanochat_extra_args='num-iterations=900000 matrix-lr=0.03'",  # ansible splits -e at spaces outside quotes
     "nanochat_runner=yes",
     "nanochat_keep_failed=no",
     "nanochat_master_port=29400",
@@ -77,7 +77,7 @@ STRINGS = [
     "nanochat_dataset_shards=8",
     "nanochat_report_dir=./nanochat-runs",
     "nanochat_preflight_ignore=versions_differ",
-    'nanochat_env={"FROM_STRING": "yes"}',
+    """nanochat_env='{"FROM_STRING": "yes"}\'""",
     "nanochat_torch=torch==2.13.0",
     "nanochat_pip_args=--no-cache-dir",
 ]
