@@ -215,7 +215,7 @@ def _refuse(beat: Beat, reporter: Reporter, ended: Ended) -> None:
     plan = beat.plan
     lines = ["rank %d on %s: this start is over, nothing was trained." % (plan.rank, plan.host)]
     for entry in ended.causes:
-        lines.append("%s: %s" % (entry["code"], entry["what"]))
+        lines.append("%s%s: %s" % (entry["code"], "" if entry["weight"] == "error" else " (no error)", entry["what"]))
         lines.append("  fix: %s" % entry["fix"])
     text = "\n".join(lines + ([ended.table] if ended.table else []))
     warn(text.replace("\n", "\n[torchlan] "))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -130,9 +131,10 @@ def test_rank_that_never_joins_is_named(make: Make) -> None:
     cluster = make(join_timeout=4)
     cluster.serve_store()
     cluster.start_bare(0)
-    began = time.monotonic()
     assert cluster.wait() == {0: 78}, cluster.log(0)
-    assert time.monotonic() - began < 30
+    history = [json.loads(line) for line in (cluster.node_dir(0) / "beats/rank-0.jsonl").read_text().splitlines()]
+    agreeing = next(beat["time"] for beat in history if beat["state"] == "agreeing")
+    assert 4 <= history[-1]["time"] - agreeing < 20
     causes = cluster.cluster()["causes"]
     assert codes(causes) == ["rank_missing"] and causes[0]["host"] == "host1" and causes[0]["rank"] == 1
     assert cluster.cluster()["ranks"][1] == {"rank": 1, "node_rank": 1, "host": "host1", "state": "missing"}
@@ -249,8 +251,6 @@ def test_arguments_arrive_byte_for_byte(make: Make) -> None:
         env={"PYTHONPATH": f"{cluster.folder}/runner.zip:{cluster.folder}"},
     )
     assert cluster.wait() == {0: 0}, cluster.log(0)
-    import json
-
     line = next(line for line in cluster.log(0).splitlines() if line.startswith("["))
     argv = json.loads(line)
     assert argv[0].endswith("printer.py") and argv[1:] == [f"--x={odd}", "--", "-y"]
