@@ -144,14 +144,15 @@ def todo(
     settings: Mapping[str, dict[str, Any]],
     nodes: Mapping[str, dict[str, Any]],
     commit: str | None,
-    requirements: list[str],
+    requirements: Mapping[str, list[str]],
     manifest: str | None,
 ) -> dict[str, list[str]]:
     """Which hosts still need which part of the preparation: C({"install": [hosts], "dataset": [hosts]}).
 
+    :param requirements: what pip installs, by host.
     :param manifest: digest of the controller's own shards, when they are the source.
     """
-    install = [host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements)]
+    install = [host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements.get(host))]
     dataset = []
     if trains_nanochat(plan):
         first = nodes[plan.hosts[0]]["data"]
@@ -169,7 +170,7 @@ def trains_nanochat(plan: planning.Plan) -> bool:
     return plan.script == planning.BASE_TRAIN
 
 
-def _installed(settings: Mapping[str, Any], node: Mapping[str, Any], commit: str | None, requirements: list[str]) -> bool:
+def _installed(settings: Mapping[str, Any], node: Mapping[str, Any], commit: str | None, requirements: list[str] | None) -> bool:
     environment, checkout = node["environment"], node["checkout"]
     if settings["nanochat_source"] == "git" and (checkout["state"] != "git" or checkout["commit"] != commit):
         return False

@@ -71,27 +71,30 @@ def inventory(view: View, state: State) -> State:
     causes = [*view.causes("preflight_settings")]
     if not causes:
         causes += plan.check_cluster(view.cluster, settings, view.groups)
-    state.update(commit=None, requirements=[], manifest=None)
+    state.update(commit=None, requirements={}, manifest=None)
     if not errors(causes):
         run, problems = plan.make(settings)
         causes += problems
         shared = settings[run.hosts[0]]
         if shared["nanochat_source"] == "git" and not errors(causes):
-            causes += _resolve(shared, state)
+            causes += _resolve(settings, shared, state)
         if shared["nanochat_dataset_dir"]:
             state["manifest"] = data.facts("", deliver.absolute(shared["nanochat_dataset_dir"]))["manifest"]
         state["plan"] = _plan_data(run)
     return {**state, "causes": causes, "go": not errors(causes)}
 
 
-def _resolve(shared: Mapping[str, Any], state: State) -> list[dict[str, Any]]:
-    """One commit for all hosts, and what pip has to install for it."""
+def _resolve(settings: Mapping[str, dict[str, Any]], shared: Mapping[str, Any], state: State) -> list[dict[str, Any]]:
+    """One commit for all hosts, and what pip has to install for it on each: hosts may ask for different builds of torch."""
     try:
         found = source.resolve(shared["nanochat_repo"], shared["nanochat_version"])
         state["commit"] = found.commit
-        if shared["nanochat_install_method"] == "pip":
-            extra = "gpu" if shared["nanochat_device_type"] == "cuda" else "cpu"
-            state["requirements"] = found.requirements(shared["nanochat_torch"], extra)
+        extra = "gpu" if shared["nanochat_device_type"] == "cuda" else "cpu"
+        state["requirements"] = {
+            host: found.requirements(mine["nanochat_torch"], extra)
+            for host, mine in settings.items()
+            if mine["nanochat_install_method"] == "pip"
+        }
     except source.SourceError as problem:
         return [problem.cause]
     return list(found.causes)
@@ -189,9 +192,16 @@ def _software(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# Registered by the roles that prepare a host.
+_TASKS_OF = {
+    "install": ("install_checkout", "install_environment"),
+    "dataset": ("dataset_shards", "dataset_tokenizer"),
+}
+
+
 def prepared(view: View, state: State) -> State:
     """After install and dataset: look again, and refuse what is still missing."""
-    tasks = ("install_checkout", "install_environment", "dataset_shards", "dataset_tokenizer")
+    tasks = [name for names in _TASKS_OF.values() for name in names]
     causes = _merge(*(view.lost(name) for name in tasks), view.causes(*tasks))
     if errors(causes):
         return {**state, "causes": state["causes"] + causes, "go": False}
@@ -199,7 +209,7 @@ def prepared(view: View, state: State) -> State:
     if view.check_mode or not state["go"]:
         return state
     for part, hosts in state["todo"].items():
-        for host in hosts:
+        for host in hosts if view.of(*_TASKS_OF[part]) else []:
             code = "environment_missing" if part == "install" else "data_missing"
             state["causes"].append(cause(code, f"{host}: {part} ran, and the host is still not ready", host=host))
     return {**state, "go": not errors(state["causes"])}

@@ -48,7 +48,7 @@ def both(state: str, settings: dict[str, dict[str, Any]] | None = None, **values
 def test_inventory() -> None:
     state = after_inventory(smoke())
     assert (state["plan"]["run"], state["plan"]["master"], state["plan"]["world_size"]) == ("try", "workstation", 2)
-    assert (state["commit"], state["requirements"], state["manifest"]) == (None, [], None)
+    assert (state["commit"], state["requirements"], state["manifest"]) == (None, {}, None)
 
 
 def test_settings_that_are_wrong_are_all_that_is_said() -> None:
@@ -76,7 +76,7 @@ def test_the_source_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "resolve", lambda repo, version: found)
     monkeypatch.setattr(source.Source, "requirements", lambda _self, torch, extra: [f"{torch} {extra}"])
     state = stages.inventory(view(pair(nanochat_install_method="pip", nanochat_torch="torch==2.13.0")), fresh())
-    assert (state["commit"], state["requirements"], state["go"]) == (COMMIT, ["torch==2.13.0 cpu"], True)
+    assert (state["commit"], state["requirements"], state["go"]) == (COMMIT, dict.fromkeys(HOSTS, ["torch==2.13.0 cpu"]), True)
     assert codes(state) == ["repo_dirty"]
 
 
@@ -178,11 +178,18 @@ def test_prepared() -> None:
 def test_an_installation_that_changed_nothing() -> None:
     settings = smoke()
     without = seen(environment={**node()["environment"], "torch": None})
-    looks = view(settings, preflight_node=without)
+    looks = view(settings, preflight_node=without, install_environment=dict.fromkeys(HOSTS, {"causes": []}))
     state = stages.prepared(looks, after_look(without, settings))
     assert (codes(state), state["go"]) == (["environment_missing"] * 2, False)
     looks.check_mode = True  # nothing was installed, and that is fine
     assert stages.prepared(looks, after_look(without, settings))["go"]
+
+
+def test_what_was_not_prepared_is_not_judged() -> None:
+    settings = smoke()
+    without = seen(environment={**node()["environment"], "torch": None})
+    state = stages.prepared(view(settings, preflight_node=without), after_look(without, settings))
+    assert (codes(state), state["todo"]["install"]) == ([], HOSTS)
 
 
 @pytest.mark.parametrize("answer", [lost("laptop"), {"causes": [cause("install_failed", "no space")]}])
