@@ -143,11 +143,20 @@ def test_the_log_grows_and_the_exit_code_is_new(host: Host) -> None:
     assert len((host.folder / "train.log").read_text().splitlines()) == 4
 
 
+def test_the_exit_code_is_the_programs_not_that_of_its_log(host: Host) -> None:
+    (host.folder / "train.log").mkdir()
+    host.run([str(host.python), "-m", "x"], {})
+    assert (host.folder / "exit_code").read_text() == "0\n"
+
+
 def test_without_its_environment_nothing_starts(host: Host) -> None:
     host.run([str(host.python), "-m", "x"], {})
     (host.folder / "env").unlink()
     (host.folder.parent / "seen.json").unlink()
-    done = subprocess.run(["bash", str(host.folder / "run.sh")], capture_output=True, check=False, timeout=60)
+    given = {**os.environ, "SEEN": str(host.folder.parent / "seen.json")}
+    done = subprocess.run(
+        ["bash", str(host.folder / "run.sh")], env=given, capture_output=True, check=False, timeout=60
+    )
     assert done.returncode != 0
     assert not (host.folder.parent / "seen.json").exists()
     assert "No such file" in (host.folder / "train.log").read_text()
