@@ -33,31 +33,38 @@ class ActionModule(ActionBase):
         settings = view.settings
         made = report.build(state, view.results, check_mode or of == "preflight")
         file = None
-        if made["run"] and of in ("launch", "preflight"):
+        if made["run"] and of == "launch":
             shared = next(iter(settings.values()))
             folder = shared["nanochat_report_dir"]
             try:
                 file = _write(made, folder, made["run"])
             except OSError as problem:
                 what = f"report.json cannot be written below {folder}: {problem.strerror}"
-                made["causes"].append(cause("path_invalid", what, "nanochat_report_dir: a folder of yours", weight="warning"))
+                made["causes"].append(
+                    cause("path_invalid", what, "nanochat_report_dir: a folder of yours", weight="warning")
+                )
         text = screen.SCREENS[of](made, state, settings, file)
         Display().display(text)
         failed = not screen.succeeded(of, made, state)
         result.update(changed=False, failed=failed)
         if failed:
             # Ansible prints the whole result of a failed task: the screen above says it better.
-            result["msg"] = f"{screen.headline(made)}. {len(errors(made['causes']))} errors, listed above."
+            headline = screen.headline(made) if of == "launch" else f"{of} did not succeed"
+            result["msg"] = f"{headline}. {len(errors(made['causes']))} errors, listed above."
         else:
             result.update(report=made, report_file=file)
         return result
 
 
 def _write(made: dict[str, Any], folder: str, run: str) -> str:
-    """Write report.json below the user's folder; atomic, so that a reader never sees half of it."""
+    """Write report.json below the user's folder; atomic, so that a reader never sees half of it.
+
+    report.json is that of the newest launch, refused ones included; each attempt's last one stays under its own name.
+    """
     path = Path(os.path.expanduser(folder)) / run / "report.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
-    new.replace(path)
+    for name in ["report.json", *([f"report-{made['attempt']}.json"] if made["attempt"] else [])]:
+        new = path.with_name(f"{name}.new")
+        new.write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
+        new.replace(path.with_name(name))
     return str(path)

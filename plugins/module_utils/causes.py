@@ -57,7 +57,10 @@ CODES: dict[str, tuple[str, str]] = {
         "Put it into `nanochat_secret_env`; it is then written to a 0600 file and appears nowhere else.",
     ),
     # reaching the hosts
-    "host_unreachable": ("ssh cannot reach the host.", "Start the host, or correct `ansible_host`; then `ssh HOST` by hand."),
+    "host_unreachable": (
+        "ssh cannot reach the host.",
+        "Start the host, or correct `ansible_host`; then `ssh HOST` by hand.",
+    ),
     "host_key_unknown": (
         "The host's ssh key is not known, or has changed.",
         "`ssh HOST` once by hand and compare the fingerprint.",
@@ -84,7 +87,10 @@ CODES: dict[str, tuple[str, str]] = {
     "git_missing": ("git is not installed, and the checkout needs it.", "Install the package `git`."),
     "uv_missing": ("uv is not installed.", "Install uv, or set `nanochat_install_method: pip`."),
     "venv_missing": ("python3 cannot make virtual environments.", "Install the package `python3-venv`."),
-    "repo_unreachable": ("The git source cannot be read.", "Correct `nanochat_repo`, or give a path on the controller."),
+    "repo_unreachable": (
+        "The git source cannot be read.",
+        "Correct `nanochat_repo`, or give a path on the controller.",
+    ),
     "repo_dirty": (
         "The source on the controller has uncommitted changes, which are not carried along.",
         "Commit them, if the run should have them.",
@@ -142,11 +148,17 @@ CODES: dict[str, tuple[str, str]] = {
         "logind ends everything of the user at logout, tmux included.",
         "`sudo loginctl enable-linger USER` on that host.",
     ),
-    "stop_incomplete": ("Processes of the run are still there after SIGKILL.", "Look at them by hand: uninterruptible I/O?"),
+    "stop_incomplete": (
+        "Processes of the run are still there after SIGKILL.",
+        "Look at them by hand: uninterruptible I/O?",
+    ),
     # the start of a run, found by its ranks
     "rank_missing": ("A rank did not join in time.", "Look at that host's log; is its agent running?"),
     "rank_duplicate": ("Two processes claim the same rank.", "Give every host its own `node_rank`."),
-    "arguments_differ": ("Arguments differ between ranks.", "Set training options for the whole group, never per host."),
+    "arguments_differ": (
+        "Arguments differ between ranks.",
+        "Set training options for the whole group, never per host.",
+    ),
     "environment_differs": (
         "Environment variables that all ranks must share differ.",
         "Set them for the whole group, never per host.",
@@ -155,7 +167,10 @@ CODES: dict[str, tuple[str, str]] = {
         "A rank cannot listen on its host's chosen address.",
         "Launch again, so that addresses are found anew, or set `nanochat_socket_ifname`.",
     ),
-    "backend_failed": ("The ranks could not connect to each other.", "The message says which link; look at that host's log."),
+    "backend_failed": (
+        "The ranks could not connect to each other.",
+        "The message says which link; look at that host's log.",
+    ),
     "store_lost": ("A rank lost torchrun's store on the master.", "Look at the master's log: did its agent end?"),
     "world_differs": ("Ranks disagree about the size of the world.", "Launch all hosts together with one playbook."),
     # proof and failure
@@ -177,8 +192,14 @@ CODES: dict[str, tuple[str, str]] = {
         "A rank lost the connection to another one.",
         "The cause is elsewhere: look for the rank that ended first, or for the link between the two.",
     ),
-    "rank_died": ("A rank ended by a signal or with an exit code of its own.", "137 or signal 9: look for the OOM killer."),
-    "start_timeout": ("The first steps did not come in time.", "Raise `nanochat_first_step_timeout`, or make the model smaller."),
+    "rank_died": (
+        "A rank ended by a signal or with an exit code of its own.",
+        "137 or signal 9: look for the OOM killer.",
+    ),
+    "start_timeout": (
+        "The first steps did not come in time.",
+        "Raise `nanochat_first_step_timeout`, or make the model smaller.",
+    ),
     "not_proven": ("The run ended before enough was seen.", "Train for more steps, or look at the logs."),
     "world_of_one": ("There is one rank only: nothing is exchanged, steps advance.", "Nothing to do."),
     "note": ("Something worth knowing.", "Nothing to do."),
@@ -186,7 +207,12 @@ CODES: dict[str, tuple[str, str]] = {
 
 
 def cause(
-    code: str, what: str, fix: str | None = None, host: str | None = None, rank: int | None = None, weight: str = "error"
+    code: str,
+    what: str,
+    fix: str | None = None,
+    host: str | None = None,
+    rank: int | None = None,
+    weight: str = "error",
 ) -> dict[str, Any]:
     """Make one cause.
 

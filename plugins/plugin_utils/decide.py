@@ -105,7 +105,11 @@ def _check_port(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> lis
         )
         if part
     )
-    fix = f"on {master}: kill {holder['pid']}" if holder.get("pid") else f"on {master}: sudo ss -ltnp 'sport = :{port['port']}'"
+    fix = (
+        f"on {master}: kill {holder['pid']}"
+        if holder.get("pid")
+        else f"on {master}: sudo ss -ltnp 'sport = :{port['port']}'"
+    )
     what = f"{master}: port {port['port']} is held by {who}"
     return [cause("port_in_use", what, f"{fix}; or nanochat_master_port: another", host=master)]
 
@@ -152,7 +156,9 @@ def todo(
     :param requirements: what pip installs, by host.
     :param manifest: digest of the controller's own shards, when they are the source.
     """
-    install = [host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements.get(host))]
+    install = [
+        host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements.get(host))
+    ]
     dataset = []
     if trains_nanochat(plan):
         first = nodes[plan.hosts[0]]["data"]
@@ -170,7 +176,9 @@ def trains_nanochat(plan: planning.Plan) -> bool:
     return plan.script == planning.BASE_TRAIN
 
 
-def _installed(settings: Mapping[str, Any], node: Mapping[str, Any], commit: str | None, requirements: list[str] | None) -> bool:
+def _installed(
+    settings: Mapping[str, Any], node: Mapping[str, Any], commit: str | None, requirements: list[str] | None
+) -> bool:
     environment, checkout = node["environment"], node["checkout"]
     if settings["nanochat_source"] == "git" and (checkout["state"] != "git" or checkout["commit"] != commit):
         return False

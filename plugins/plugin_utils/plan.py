@@ -114,14 +114,14 @@ def check_cluster(
         wrong = [host for host in members if not is_right(settings[host]["node_rank"])]
         for host in wrong:
             rank = settings[host]["node_rank"]
-            causes.append(cause("group_mismatch", f"{host} is in the group {group} and has node_rank {rank}", host=host))
+            causes.append(
+                cause("group_mismatch", f"{host} is in the group {group} and has node_rank {rank}", host=host)
+            )
     causes += _check_shared(settings)
     return causes
 
 
-def _check_ranks(
-    cluster: list[str], settings: Mapping[str, dict[str, Any]], partial: bool
-) -> list[dict[str, Any]]:
+def _check_ranks(cluster: list[str], settings: Mapping[str, dict[str, Any]], partial: bool) -> list[dict[str, Any]]:
     by_rank: dict[int, list[str]] = {}
     for host, values in settings.items():
         if values["node_rank"] is not None:
@@ -251,7 +251,9 @@ def _arithmetic(plan: Plan, vocabulary: int, smoke: bool) -> list[dict[str, Any]
         return []
     micro = values["device-batch-size"] * values["max-seq-len"]
     total = values["total-batch-size"]
-    sizes = f"device-batch-size {values['device-batch-size']} x max-seq-len {values['max-seq-len']} x world size {world}"
+    sizes = (
+        f"device-batch-size {values['device-batch-size']} x max-seq-len {values['max-seq-len']} x world size {world}"
+    )
     plan.numbers["world size"] = world
     plan.numbers["tokens per micro-batch and rank"] = micro
     if total > 0:
@@ -276,7 +278,9 @@ def _arithmetic(plan: Plan, vocabulary: int, smoke: bool) -> list[dict[str, Any]
     if padded % world:
         fits = [size for size in range(world - 1, 0, -1) if padded % size == 0][:1]
         what = f"vocabulary {padded} % world size {world} = {padded % world}: the optimizer cannot split the embeddings"
-        causes.append(cause("vocab_indivisible", what, f"a world size of {fits[0]}, or another vocab-size" if fits else None))
+        causes.append(
+            cause("vocab_indivisible", what, f"a world size of {fits[0]}, or another vocab-size" if fits else None)
+        )
     parameters = count_parameters(depth, model_dim, padded)
     plan.numbers["parameters"] = parameters
     plan.numbers["vocabulary"] = vocabulary

@@ -90,7 +90,9 @@ class RemoteAction(ActionBase):
             else:
                 self._connection.put_file(os.path.abspath(source), remote_path)
         except (AnsibleConnectionFailure, AnsibleError) as problem:
-            raise Lost(cause("host_unreachable", f"the copy to {remote_path} broke: {_short(str(problem))}")) from problem
+            raise Lost(
+                cause("host_unreachable", f"the copy to {remote_path} broke: {_short(str(problem))}")
+            ) from problem
 
 
 class Lost(Exception):
@@ -129,11 +131,17 @@ def _ssh_cause(host: str, text: str, connection: dict[str, Any]) -> dict[str, An
     user = connection.get("ansible_user")
     target = f"{user}@{address}" if user else str(address)
     fixes = {
-        "host_key_unknown": f"ssh {target}   (compare the fingerprint, then say yes)",
+        "host_key_unknown": f"compare the fingerprint with the host's own, then: {_know(target, str(address), lowered)}",
         "ssh_refused": f"ssh-copy-id {target}",
         "host_unreachable": f"is it on, and at this address? try: ssh {target}",
     }
     return cause(code, f"{host} ({address}): {_short(text)}", fixes.get(code), host=host)
+
+
+def _know(target: str, address: str, text: str) -> str:
+    """How a host key becomes known; one that has changed must go first."""
+    forget = f"ssh-keygen -R {address} && " if "has changed" in text else ""
+    return f"{forget}ssh {target}"
 
 
 def _module_cause(host: str, text: str) -> dict[str, Any]:

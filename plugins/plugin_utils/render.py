@@ -124,9 +124,7 @@ def _comment(text: str) -> str:
     return " ".join(text.split())
 
 
-def config(
-    plan: planning.Plan, settings: Mapping[str, dict[str, Any]], commit: str | None
-) -> dict[str, Any]:
+def config(plan: planning.Plan, settings: Mapping[str, dict[str, Any]], commit: str | None) -> dict[str, Any]:
     """What makes a run this run and not another; never secrets, and nothing that is found anew at each launch."""
     shared = settings[plan.hosts[0]]
     return {
@@ -162,7 +160,9 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lines = []
         for key in sorted({*old, *new}, key=str):
-            lines += differences(old.get(key, "(unset)"), new.get(key, "(unset)"), f"{path}.{key}" if path else str(key))
+            lines += differences(
+                old.get(key, "(unset)"), new.get(key, "(unset)"), f"{path}.{key}" if path else str(key)
+            )
         return lines
     shown = ["(set)" if isinstance(value, Mapping) else value for value in (old, new)]
     return [] if old == new else [f"{path}: {shown[0]} -> {shown[1]}"]

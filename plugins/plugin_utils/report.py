@@ -10,10 +10,13 @@ from typing import Any
 
 SCHEMA = 1
 
+# What the hosts' words for a run mean to a person.
+_STATES = {None: "not started", "alive": "running", "half_alive": "half alive"}
 
 
-
-def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str, Any]]], check_mode: bool) -> dict[str, Any]:
+def build(
+    state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str, Any]]], check_mode: bool
+) -> dict[str, Any]:
     """The report as the documentation describes it.
 
     :param state: the last verdict's state.
@@ -21,7 +24,7 @@ def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str,
     """
     plan = state.get("plan") or {}
     evidence = state.get("evidence") or {}
-    verdict = state.get("verdict")
+    verdict, run_state = state.get("verdict"), state.get("run_state")
     if check_mode and state.get("go"):
         verdict = "planned"
     return {
@@ -29,9 +32,11 @@ def build(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[str,
         "run": plan.get("run"),
         "attempt": state.get("attempt"),
         "verdict": verdict or "refused",
-        "state": state.get("run_state") or "not started",
+        "state": _STATES.get(run_state, run_state),
         "world_size": plan.get("world_size"),
-        "backend": next((beat["backend"] for beat in state.get("beats", []) if beat.get("backend")), evidence.get("backend")),
+        "backend": next(
+            (beat["backend"] for beat in state.get("beats", []) if beat.get("backend")), evidence.get("backend")
+        ),
         "ranks": ranks(state),
         "evidence": evidence,
         "plan": {key: plan.get(key) for key in ("script", "device", "hosts", "numbers", "arguments")},

@@ -28,7 +28,9 @@ def table(head: list[str], rows: Iterable[Iterable[Any]]) -> list[str]:
     widths = [max(len(head[index]), *(len(row[index]) for row in cells), 0) for index in range(len(head))]
     lines = []
     for row in [head, *cells]:
-        padded = (text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in zip(row, widths, right))
+        padded = (
+            text.rjust(width) if is_right else text.ljust(width) for text, width, is_right in zip(row, widths, right)
+        )
         lines.append("  " + "  ".join(padded).rstrip())
     return lines
 
@@ -84,7 +86,9 @@ def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
 
 def numbers(plan: Mapping[str, Any]) -> list[str]:
     """The derived figures of the plan."""
-    rows = [(name, size(value) if name.startswith("bytes") else value) for name, value in plan.get("numbers", {}).items()]
+    rows = [
+        (name, size(value) if name.startswith("bytes") else value) for name, value in plan.get("numbers", {}).items()
+    ]
     width = max((len(name) for name, _value in rows), default=0)
     return [f"  {name:<{width}}  {_cell(value)}" for name, value in rows]
 
@@ -156,10 +160,12 @@ def launch(
     elif state.get("beats"):
         lines += [*ranks(report), ""]
         lines += evidence(report)
-    if report["verdict"] == "proven" or report["state"] == "alive":
+    if report["verdict"] == "proven" or report["state"] == "running":
         lines += reach(plan, state, settings)
     if report["timings_s"]:
-        lines.append("  " + ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in report["timings_s"].items()))
+        lines.append(
+            "  " + ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in report["timings_s"].items())
+        )
     if report_file:
         lines.append(f"  report: {report_file}")
     return "\n".join(lines)
@@ -179,7 +185,9 @@ def evidence(report: Mapping[str, Any]) -> list[str]:
             )
     equal = seen.get("equal_parameters")
     if equal:
-        lines.append(f"  after step {equal['step']} all ranks hold {'equal' if equal['equal'] else 'DIFFERENT'} parameters")
+        lines.append(
+            f"  after step {equal['step']} all ranks hold {'equal' if equal['equal'] else 'DIFFERENT'} parameters"
+        )
     lines += [f"  waiting for: {line}" for line in seen.get("waiting_for", [])]
     return [*lines, ""] if lines else []
 
@@ -223,7 +231,7 @@ def status(
 ) -> str:
     """The screen of status: a line a rank, or a line a host where no rank ever spoke."""
     plan = state.get("plan") or {}
-    lines = ["", f"run {report['run']}: {report['state'].replace('_', ' ')}, attempt {report['attempt'] or '-'}", ""]
+    lines = ["", f"run {report['run']}: {report['state']}, attempt {report['attempt'] or '-'}", ""]
     if state.get("beats"):
         lines += [*ranks(report), ""]
     host_runs = state.get("host_runs") or {}
@@ -248,7 +256,7 @@ def status(
         lines += ["  other runs on these hosts:", *others, ""]
     if report["causes"]:
         lines += [*causes(report["causes"]), ""]
-    if report["state"] == "alive":
+    if report["state"] == "running":
         lines += reach(plan, state, settings)
     return "\n".join(lines)
 
@@ -273,7 +281,14 @@ def prepare(
 ) -> str:
     """The screen of install and dataset: what every host has now."""
     rows = [
-        (host, str(has["commit"] or "-")[:12], has["python"], has["torch"], has["shards"], str(has["tokenizer"] or "-")[:12])
+        (
+            host,
+            str(has["commit"] or "-")[:12],
+            has["python"],
+            has["torch"],
+            has["shards"],
+            str(has["tokenizer"] or "-")[:12],
+        )
         for host, has in (state.get("software") or {}).items()
     ]
     lines = ["", "ready" if state.get("go") else "NOT READY", ""]
@@ -284,7 +299,14 @@ def prepare(
     return "\n".join(lines)
 
 
-SCREENS = {"install": prepare, "dataset": prepare, "launch": launch, "preflight": launch, "status": status, "stop": stop}
+SCREENS = {
+    "install": prepare,
+    "dataset": prepare,
+    "launch": launch,
+    "preflight": launch,
+    "status": status,
+    "stop": stop,
+}
 
 
 def succeeded(of: str, report: Mapping[str, Any], state: Mapping[str, Any]) -> bool:

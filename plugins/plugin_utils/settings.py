@@ -50,7 +50,9 @@ def spec() -> dict[str, dict[str, Any]]:
     """The options of the settings role, by variable name."""
     with open(_SPEC_FILE, encoding="utf-8") as file:
         options = yaml.safe_load(file)["argument_specs"]["main"]["options"]
-    return {name: {key: value for key, value in option.items() if key != "description"} for name, option in options.items()}
+    return {
+        name: {key: value for key, value in option.items() if key != "description"} for name, option in options.items()
+    }
 
 
 def coerce(variables: Mapping[str, Any], host: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -117,12 +119,18 @@ def _check(settings: dict[str, Any], host: str, causes: list[dict[str, Any]]) ->
         if settings[name] is not None and settings[name] < 1:
             bad(f"{name}={settings[name]} is less than 1")
     if not 1 <= settings["nanochat_master_port"] <= 65535:
-        bad(f"nanochat_master_port={settings['nanochat_master_port']} is not a TCP port", "a free port from 1024 to 65535")
+        bad(
+            f"nanochat_master_port={settings['nanochat_master_port']} is not a TCP port",
+            "a free port from 1024 to 65535",
+        )
     run = settings["nanochat_run"]
     if run is not None and not is_run_name(run):
         bad(f"nanochat_run={run!r} is not a run name", "letters, digits, _ and - only, at most 100 of them")
     if not _MODULE.match(settings["nanochat_script"]):
-        bad(f"nanochat_script={settings['nanochat_script']!r} is no module name", "a dotted name such as scripts.base_train")
+        bad(
+            f"nanochat_script={settings['nanochat_script']!r} is no module name",
+            "a dotted name such as scripts.base_train",
+        )
     for name in ("nanochat_dir", "nanochat_base_dir", "nanochat_data_dir", "nanochat_python"):
         path = settings[name]
         if path is not None and not path.startswith(("/", "~")):

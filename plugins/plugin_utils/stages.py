@@ -176,7 +176,9 @@ def look(view: View, state: State) -> State:
         for host, node in nodes.items()
         if node["listener"]
     ]
-    state.update(plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration))
+    state.update(
+        plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration)
+    )
     causes = state["causes"] + causes
     return {**state, "causes": causes, "go": not errors(causes), "start": doing in (decide.START, decide.RESTART)}
 
@@ -359,7 +361,9 @@ def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt
     return seen
 
 
-def _add_silent_ranks(seen: Seen, nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], hosts: list[str]) -> None:
+def _add_silent_ranks(
+    seen: Seen, nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], hosts: list[str]
+) -> None:
     """Without the runner nobody beats: the ranks are the workers that hosts see, the steps are those of rank 0's log."""
     rows = (met.get("evidence") or {}).get("ranks", [])
     step = next((row["step"] for row in rows if row["rank"] == 0), None)
@@ -394,9 +398,15 @@ def proof(view: View, state: State) -> State:
         store_port=shared["nanochat_master_port"],
     )
     causes = _merge(
-        state["causes"], view.lost("verify_node"), seen.cluster.get("causes", []), met.get("causes", []), judged["causes"]
+        state["causes"],
+        view.lost("verify_node"),
+        seen.cluster.get("causes", []),
+        met.get("causes", []),
+        judged["causes"],
     )
     run_state = decide.run_state({host: node["run"] for host, node in nodes.items()}) if nodes else "unknown"
+    if not errors(causes):
+        causes += _died(nodes)
     if judged["verdict"] == "proven" and not errors(causes):
         verdict = "proven"
     else:
@@ -413,6 +423,15 @@ def proof(view: View, state: State) -> State:
         # What this launch did not start, it does not end: a broken look is no reason to touch a live run.
         "end": verdict == "failed" and bool(state.get("start")) and not shared["nanochat_keep_failed"],
     }
+
+
+def _died(nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A run that was proven and then ended badly, with nobody left to say why."""
+    return [
+        cause("rank_died", f"{host}: torchrun ended with exit code {node['run']['exit_code']}", host=host)
+        for host, node in nodes.items()
+        if node["run"]["exit_code"]
+    ]
 
 
 def status(view: View, state: State) -> State:

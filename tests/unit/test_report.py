@@ -62,7 +62,7 @@ def test_the_whole() -> None:
         "run": "try",
         "attempt": ATTEMPT,
         "verdict": "proven",
-        "state": "alive",
+        "state": "running",
         "world_size": 2,
         "backend": "gloo",
     }

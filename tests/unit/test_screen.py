@@ -256,7 +256,7 @@ def test_status() -> None:
     text = status(
         beats=[beat(0, last_line="step 00003/00010 | loss: 5.25"), beat(1)], host_runs={"laptop": run("alive")}
     )
-    assert f"run try: alive, attempt {ATTEMPT}" in text
+    assert f"run try: running, attempt {ATTEMPT}" in text
     row = next(line.split() for line in text.splitlines() if "training" in line)
     assert row[:6] == ["0", "workstation", "training", "3/10", "5.2500", "1,234"]
     assert "  step 00003/00010 | loss: 5.25" in text
