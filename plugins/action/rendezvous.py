@@ -1,7 +1,7 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Action of torchlan.nanochat.rendezvous: asks the master until there is proof or a cause, and says what it waits for."""
+"""Action of torchlan.nanochat.rendezvous: asks the master until there is proof or a cause, and says what it awaits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from ansible.utils.display import Display
+
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import RemoteAction
 

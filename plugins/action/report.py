@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
 from ansible_collections.torchlan.nanochat.plugins.action.verdict import view_of
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import report, screen

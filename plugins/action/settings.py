@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.torchlan.nanochat.plugins.filter.cluster import cluster
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import settings

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import stages
 
 # Registered by the tasks that ask the hosts; the verdict reads them of all hosts.

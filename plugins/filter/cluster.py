@@ -16,7 +16,7 @@ version_added: 0.1.0
 author: torchlan contributors (@torchlan)
 description:
   - Gives the list for C(hosts:) of a play.
-  - A group that does not exist, is empty, or is left without a host by C(--limit) is an error here. Ansible itself would
+  - A group that does not exist, is empty, or is left without a host by C(--limit) is an error here. Ansible would
     print C(no hosts matched) and end with exit status 0.
 options:
   _input:
@@ -24,7 +24,8 @@ options:
     type: dict
     required: true
   hosts:
-    description: The cluster's hosts, as a list or as comma-separated names of hosts and groups. Unset, the group V(nanochat).
+    description: The cluster's hosts, as a list or as comma-separated names of hosts and groups.
+      Unset, the group V(nanochat).
     type: raw
   reachable:
     description: The hosts that C(--limit) left, which is C(ansible_play_hosts_all) while C(hosts:) is templated.
@@ -66,7 +67,7 @@ def cluster(groups: dict[str, list[str]], hosts: Any = None, reachable: list[str
         for word in words:
             if word not in known and word not in groups:
                 raise AnsibleFilterError(
-                    f"group_missing: nanochat_hosts names {word!r}, which is neither a host nor a group of the inventory. "
+                    f"group_missing: nanochat_hosts names {word!r}, which is neither a host nor a group there. "
                     f"Fix: one of {', '.join(sorted(known | set(groups)))}."
                 )
             names.extend(name for name in groups.get(word, [word]) if name not in names)

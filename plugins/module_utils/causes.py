@@ -5,10 +5,11 @@
 
 A cause is plain data, made on hosts, in ranks and on the controller alike::
 
-    {"code": "port_in_use", "weight": "error", "host": "workstation", "rank": None, "what": "…", "fix": "…"}
+    {"code": "port_in_use", "weight": "error", "host": "workstation", "rank": None, "what": "…",
+     "fix": "…"}
 
-C(what) and C(fix) are written where the cause is found, with its names and numbers. This table gives each code's meaning
-and cure in general; C(docs/causes.md) is generated from it.
+C(what) and C(fix) are written where the cause is found, with its names and numbers. This table gives each code's
+meaning and cure in general; C(docs/causes.md) is generated from it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the report, show one screen, and fail when it is not good (documentation; the work is done by the action plugin of this name, on the controller)."""
+"""Write the report and show it; the action plugin of this name does the work, on the controller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ version_added: 0.1.0
 author: torchlan contributors (@torchlan)
 description:
   - Writes C(report.json) below C(nanochat_report_dir) and prints one readable screen.
-  - Fails unless the playbook reached what it is for; for a launch that is the verdict C(proven), or C(planned) in check mode.
+  - Fails unless the playbook reached what it is for.
+    For a launch that is the verdict C(proven), or C(planned) in check mode.
 options:
   verdict:
     description: The last verdict.

@@ -2,7 +2,7 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge what all hosts of the cluster answered (documentation; the work is done by the action plugin of this name, on the controller)."""
+"""Judge what all hosts of the cluster answered; the action plugin of this name does the work, on the controller."""
 
 from __future__ import annotations
 

@@ -240,7 +240,8 @@ def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list
     for host in plan.hosts[1:]:
         mine, theirs = nodes[master]["data"], nodes[host]["data"]
         if mine["tokenizer"]["sha256"] != theirs["tokenizer"]["sha256"]:
-            what = f"{host}: the tokenizer is {theirs['tokenizer']['sha256'][:12]}, {master}'s {mine['tokenizer']['sha256'][:12]}"
+            theirs_is, mine_is = (entry["tokenizer"]["sha256"][:12] for entry in (theirs, mine))
+            what = f"{host}: the tokenizer is {theirs_is}, {master}'s {mine_is}"
             causes.append(cause("tokenizer_differs", what, host=host))
         if mine["manifest"] != theirs["manifest"]:
             what = f"{host}: {theirs['shards']} shards, {master} has {mine['shards']}: "

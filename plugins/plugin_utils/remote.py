@@ -17,6 +17,7 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 
 # What ssh and sudo print, and what it means. The order matters: the first that fits.
@@ -131,7 +132,7 @@ def _ssh_cause(host: str, text: str, connection: dict[str, Any]) -> dict[str, An
     user = connection.get("ansible_user")
     target = f"{user}@{address}" if user else str(address)
     fixes = {
-        "host_key_unknown": f"compare the fingerprint with the host's own, then: {_know(target, str(address), lowered)}",
+        "host_key_unknown": f"compare the fingerprint with the host's, then: {_know(target, str(address), lowered)}",
         "ssh_refused": f"ssh-copy-id {target}",
         "host_unreachable": f"is it on, and at this address? try: ssh {target}",
     }

@@ -18,12 +18,13 @@ from typing import Any
 
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 
 _SPEC_FILE = Path(__file__).resolve().parents[2] / "roles" / "nanochat" / "meta" / "argument_specs.yml"
 
 # Never leaves the action that writes it to the host.
-SECRET = "nanochat_secret_env"
+SECRET = "nanochat_secret_env"  # noqa: S105 - the name of the variable
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -187,8 +188,8 @@ def _text(value: Any) -> str:
 def options(value: Any) -> dict[str, Any]:
     """Options of a script by name, from a mapping or from C(key=value) words.
 
-    C(_) becomes C(-) and leading dashes are dropped, so that C(max_seq_len), C(max-seq-len) and C(--max-seq-len) are one
-    option. Flags stay true, false or null; other scalars become text, so that 8 of an inventory and 8 of a command line
+    C(_) becomes C(-) and leading dashes are dropped, so that C(max_seq_len), C(max-seq-len) and C(--max-seq-len) are
+    one option. Flags stay true, false or null; other scalars become text, so that 8 of an inventory and 8 of a command line
     are the same run.
 
     :raises ValueError: it is neither, a name cannot be an option, or a value cannot be a word.

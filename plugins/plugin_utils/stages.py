@@ -85,7 +85,7 @@ def inventory(view: View, state: State) -> State:
 
 
 def _resolve(settings: Mapping[str, dict[str, Any]], shared: Mapping[str, Any], state: State) -> list[dict[str, Any]]:
-    """One commit for all hosts, and what pip has to install for it on each: hosts may ask for different builds of torch."""
+    """One commit for all hosts, and what pip installs for it on each: hosts may ask for different builds of torch."""
     try:
         found = source.resolve(shared["nanochat_repo"], shared["nanochat_version"])
         state["commit"] = found.commit
@@ -364,7 +364,7 @@ def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt
 def _add_silent_ranks(
     seen: Seen, nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], hosts: list[str]
 ) -> None:
-    """Without the runner nobody beats: the ranks are the workers that hosts see, the steps are those of rank 0's log."""
+    """Without the runner nobody beats: the ranks are the workers that hosts see, the steps those of rank 0's log."""
     rows = (met.get("evidence") or {}).get("ranks", [])
     step = next((row["step"] for row in rows if row["rank"] == 0), None)
     for host, node in nodes.items():

@@ -200,7 +200,8 @@ def test_too_few_gpus() -> None:
 
 def left(seen: dict[str, Any], manifest: str | None = None, requirements: Any = (), **shared: Any) -> dict[str, Any]:
     settings = pair(**shared)
-    return decide.todo(planned(settings), settings, seen, COMMIT, dict.fromkeys(settings, list(requirements)), manifest)
+    by_host = {host: list(requirements) for host in settings}
+    return decide.todo(planned(settings), settings, seen, COMMIT, by_host, manifest)
 
 
 def ready(**values: Any) -> dict[str, dict[str, Any]]:

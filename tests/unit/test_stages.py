@@ -76,7 +76,8 @@ def test_the_source_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "resolve", lambda repo, version: found)
     monkeypatch.setattr(source.Source, "requirements", lambda _self, torch, extra: [f"{torch} {extra}"])
     state = stages.inventory(view(pair(nanochat_install_method="pip", nanochat_torch="torch==2.13.0")), fresh())
-    assert (state["commit"], state["requirements"], state["go"]) == (COMMIT, dict.fromkeys(HOSTS, ["torch==2.13.0 cpu"]), True)
+    assert state["requirements"] == {host: ["torch==2.13.0 cpu"] for host in HOSTS}
+    assert (state["commit"], state["go"]) == (COMMIT, True)
     assert codes(state) == ["repo_dirty"]
 
 
@@ -178,7 +179,7 @@ def test_prepared() -> None:
 def test_an_installation_that_changed_nothing() -> None:
     settings = smoke()
     without = seen(environment={**node()["environment"], "torch": None})
-    looks = view(settings, preflight_node=without, install_environment=dict.fromkeys(HOSTS, {"causes": []}))
+    looks = view(settings, preflight_node=without, install_environment={key: {"causes": []} for key in HOSTS})
     state = stages.prepared(looks, after_look(without, settings))
     assert (codes(state), state["go"]) == (["environment_missing"] * 2, False)
     looks.check_mode = True  # nothing was installed, and that is fine
