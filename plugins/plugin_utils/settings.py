@@ -189,8 +189,8 @@ def options(value: Any) -> dict[str, Any]:
     """Options of a script by name, from a mapping or from C(key=value) words.
 
     C(_) becomes C(-) and leading dashes are dropped, so that C(max_seq_len), C(max-seq-len) and C(--max-seq-len) are
-    one option. Flags stay true, false or null; other scalars become text, so that 8 of an inventory and 8 of a command line
-    are the same run.
+    one option. Flags stay true, false or null; other scalars become text, so that 8 of an inventory and 8 of a command
+    line are the same run.
 
     :raises ValueError: it is neither, a name cannot be an option, or a value cannot be a word.
     """
