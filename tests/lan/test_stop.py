@@ -45,12 +45,13 @@ def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
     for argv in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "x"]):
         subprocess.run(["git", *argv], cwd=repo, check=True)
     result = cluster.playbook(
-        *("launch", "nanochat_source=git", f"nanochat_repo={repo}", "nanochat_version=HEAD", "nanochat_runner=false"),
+        *("launch", "nanochat_source=git", f"nanochat_repo='{repo}'", "nanochat_version=HEAD", "nanochat_runner=false"),
         *('{"nanochat_preflight_ignore": ["tokenizer_missing", "data_missing"]}', "nanochat_keep_failed=true"),
         *("nanochat_dir=~/ends-differently", "nanochat_dataset_shards=0"),
         run=run,
     )
-    assert result.status != 0, result
+    assert result.report is not None
+    assert (result.status != 0, result.report["verdict"]) == (True, "failed"), result
     assert cluster.agent("workstation", run)  # it waits
     began = time.monotonic()
     result = cluster.playbook("stop", run=run)
