@@ -1,0 +1,122 @@
+# Copyright (c) 2026, torchlan contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A repository, shards and a tokenizer, brought to two hosts and trained there.
+
+The repository is tests/fixtures/minichat; with NANOCHAT_REPO and NANOCHAT_SHARDS (a checkout of nanochat, and a folder of
+parquet shards) it is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CORES, ROOT, Cluster
+
+REAL = os.environ.get("NANOCHAT_REPO")
+WORDS = "the lan carries every gradient from one host to the other and back again while both of them wait".split()
+# The run of the mission, and without compiling.
+TRAIN_ARGS = {
+    "depth": 4,
+    "aspect-ratio": 64,
+    "head-dim": 64,
+    "max-seq-len": 512 if REAL else 64,
+    "device-batch-size": 2,
+    "total-batch-size": 2048 if REAL else 256,
+    "num-iterations": 10,
+    "warmup-steps": 2,
+    "eval-every": 5,
+    "eval-tokens": 2048 if REAL else 1024,
+    "core-metric-every": -1,
+    "sample-every": 10,
+}
+
+
+@pytest.fixture(scope="module")
+def nanochat(cluster: Cluster) -> dict[str, Any]:
+    """The variables of a run of nanochat, with a source and data on the controller."""
+    if REAL:
+        repo, shards = Path(REAL), Path(os.environ["NANOCHAT_SHARDS"])
+    else:
+        repo, shards = cluster.home / "a source" / "nanochat", cluster.home / "the shards"
+        _commit(repo)
+        _write_shards(shards)
+    return {
+        "nanochat_source": "git",
+        "nanochat_repo": str(repo),
+        "nanochat_version": "HEAD",
+        "nanochat_dataset_dir": str(shards),
+        "nanochat_tokenizer_args": {"max-chars": 20_000_000} if REAL else {"vocab-size": 512},
+        "nanochat_env": {"TORCHDYNAMO_DISABLE": "1"},
+        "nanochat_train_args": TRAIN_ARGS,
+        "nanochat_first_step_timeout": 300,
+    }
+
+
+def _commit(repo: Path) -> None:
+    shutil.copytree(ROOT / "tests/fixtures/minichat", repo, ignore=shutil.ignore_patterns("__pycache__"))
+    who = ["-c", "user.name=T", "-c", "user.email=t@example.com"]
+    for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "minichat"]):
+        subprocess.run(["git", "-C", str(repo), *words], check=True)
+
+
+def _write_shards(folder: Path) -> None:
+    """Two shards of 32 row groups as minichat reads them, the second for validation."""
+    folder.mkdir()
+    for shard in range(2):
+        texts = [
+            " ".join(WORDS[(shard + row * 7 + i * (i + row)) % len(WORDS)] for i in range(60)) for row in range(512)
+        ]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"shard_{shard:05d}.parquet").write_text(lines)
+
+
+def bpb(cluster: Cluster, run: str) -> list[float]:
+    """Every validation loss that rank 0 printed."""
+    log = cluster.lan.exec("workstation", "cat", f"{cluster.node_dir('workstation', run)}/train.log")
+    return [float(text) for text in re.findall(r"Validation bpb: ([0-9.]+)", log)]
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_from_a_source_to_a_proven_run(cluster: Cluster, run: str, nanochat: dict[str, Any], core: str) -> None:
+    variables = json.dumps(nanochat)
+    result = cluster.playbook("launch", variables, run=run, core=core)
+    assert result.status == 0, result
+    assert result.report is not None
+    assert (result.report["verdict"], result.report["world_size"], result.report["backend"]) == ("proven", 2, "gloo")
+    assert result.report["evidence"]["equal_parameters"]["equal"] is True
+    for rank in result.report["evidence"]["ranks"]:
+        assert min(rank["bytes_sent"], rank["bytes_received"]) >= rank["bytes_needed"] > 0
+    cluster.wait_until_gone(run, 300)
+    losses = bpb(cluster, run)
+    assert len(losses) == 3  # at steps 0, 5 and 10
+    assert losses[2] < losses[0]
+    print(f"validation bpb at steps 0, 5 and 10: {losses}")
+
+    again = cluster.playbook("launch", variables, run=run, core=core)
+    assert (again.status, again.changed) == (0, 0), again
+    warm = cluster.playbook("launch", variables, "nanochat_relaunch=true", run=run, core=core)
+    assert warm.status == 0, warm
+    assert warm.report is not None
+    assert warm.report["remote_tasks_before_agents"] == 3
+    assert not {"checkout", "environment", "dataset"} & set(warm.report["timings_s"])
+
+
+def test_without_the_runner_nothing_is_exchanged(cluster: Cluster, run: str, nanochat: dict[str, Any]) -> None:
+    variables = {**nanochat, "nanochat_runner": False}
+    variables["nanochat_train_args"] = {**TRAIN_ARGS, "num-iterations": 1_000_000, "eval-every": -1, "sample-every": -1}
+    result = cluster.playbook("launch", json.dumps(variables), run=run)
+    assert result.status != 0, result
+    assert result.codes == {"not_distributed"}
+    assert result.report is not None
+    assert result.report["verdict"] == "failed"
+    assert not any(cluster.pids(run).values()), "it was ended on both hosts"
+    log = cluster.lan.exec("workstation", "cat", f"{cluster.node_dir('workstation', run)}/train.log")
+    assert log.count("\nstep 0") >= 1, "it did train, alone"
