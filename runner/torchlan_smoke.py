@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 
 VOCAB = 256
 SMALL = 1024  # smaller parameters are reduced as a whole, larger ones are sharded over the ranks
@@ -126,7 +126,7 @@ class TinyGPT(nn.Module):
     def __init__(self, depth: int, dim: int, heads: int, length: int) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCAB, dim), nn.Embedding(length, dim)
-        self.blocks = nn.ModuleList([Block(dim, heads) for _ in range(depth)])
+        self.blocks = nn.ModuleList([Block(dim, heads) for _layer in range(depth)])
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, VOCAB, bias=False)
         for parameter in self.parameters():

@@ -118,7 +118,7 @@ class Tmux:
         if self.program is None:
             raise TmuxError("tmux is not installed")
         try:
-            done = subprocess.run(
+            done = subprocess.run(  # pylint: disable=ansible-bad-function
                 [self.program, "-L", SOCKET, "-f", "/dev/null", *argv],
                 env=self.environ,
                 stdin=subprocess.DEVNULL,

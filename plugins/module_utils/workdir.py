@@ -75,7 +75,7 @@ def run(
         took too long.
     """
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # pylint: disable=ansible-bad-function
             list(argv),
             env={**os.environ, **(env or {})},
             cwd=cwd,

@@ -233,9 +233,9 @@ class Checkout:
         if _git(self.path, "cat-file", "-e", self.commit + "^{commit}")[0]:
             return False
         code, text = _git(self.path, "for-each-ref", "--count=1", "--contains=" + self.commit)
-        return (code == 0 and bool(text.strip())) or not _git(
-            self.path, "merge-base", "--is-ancestor", self.commit, "HEAD"
-        )[0]
+        if code == 0 and text.strip():
+            return True
+        return _git(self.path, "merge-base", "--is-ancestor", self.commit, "HEAD")[0] == 0
 
     def _move(self, bundle: str | None, shallow: list[str]) -> dict[str, Any]:
         code, text = _git(self.path, "rev-parse", "--git-dir")

@@ -182,9 +182,9 @@ elif hasattr(dataset, "download_single_file") and hasattr(dataset, "MAX_SHARD"):
     dataset.DATA_DIR = folder
     wanted = list(range(min(count, dataset.MAX_SHARD))) + [dataset.MAX_SHARD]
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        sys.exit(0 if all(pool.map(dataset.download_single_file, wanted)) else 1)
+        raise SystemExit(0 if all(pool.map(dataset.download_single_file, wanted)) else 1)
 else:
-    sys.exit("this nanochat downloads to %s only: set nanochat_data_dir to it" % dataset.DATA_DIR)
+    raise SystemExit("this nanochat downloads to %s only: set nanochat_data_dir to it" % dataset.DATA_DIR)
 """
 
 
@@ -344,7 +344,7 @@ class Dataset:
                 os.fsync(file.fileno())
             os.replace(part, place)
         finally:
-            for leftover in {part, path}:
+            for leftover in (part, path):
                 with contextlib.suppress(OSError):
                     os.unlink(leftover)
         return None
@@ -523,8 +523,8 @@ def main() -> None:
             "checkout": {"type": "str"},
             "python": {"type": "str"},
             "shards": {"type": "int", "default": 0},
-            "tokenizer_args": {"type": "list", "elements": "str", "default": []},
-            "tokenizer": {"type": "dict"},
+            "tokenizer_args": {"type": "list", "elements": "str", "default": [], "no_log": False},
+            "tokenizer": {"type": "dict", "no_log": False},
             # A dictionary that is not logged would censor every equal piece of the result.
             "env": {"type": "str", "no_log": True},
         },

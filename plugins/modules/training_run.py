@@ -59,6 +59,11 @@ options:
   script:
     description: Text of C(run.sh). It starts torchrun, and writes C(exit_code) at its end.
     type: str
+  environment:
+    description:
+      - Environment of the run by name, without the secrets.
+      - Read by the action plugin, which adds C(nanochat_secret_env) and makes O(env) of both.
+    type: dict
   env:
     description:
       - Text of the file C(env) with mode 0600, which C(run.sh) sources.
@@ -197,6 +202,7 @@ def main() -> None:
             "attempt": {"type": "str"},
             "script": {"type": "str"},
             # One long text: a dictionary would have each of its values, even "1", censored in every result.
+            "environment": {"type": "dict"},
             "env": {"type": "str", "no_log": True},
             "record": {"type": "dict"},
             "runner": {"type": "str", "no_log": True},  # no secret, but a hundred kilobytes in every verbose log

@@ -49,17 +49,18 @@ def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
     make = f"cd && for f in {files} tokenizer/token_bytes.pt; do mkdir -p ends/${{f%/*}} && echo x >ends/$f; done"
     for host, of in cluster.lan.hosts.items():
         cluster.lan.exec(host, "su", "--login", "--command", make, of["user"])
+    base = "nanochat_base_dir=~/ends"
     result = cluster.playbook(
         *("launch", "nanochat_source=git", f"nanochat_repo='{repo}'", "nanochat_version=HEAD", "nanochat_runner=false"),
-        *("nanochat_dir=~/ends-differently", "nanochat_base_dir=~/ends", "nanochat_dataset_shards=1"),
-        *("nanochat_keep_failed=true", "nanochat_torch=torch"),
+        *("nanochat_dir=~/ends-differently", base, "nanochat_dataset_shards=1"),
+        *("nanochat_keep_failed=true", "nanochat_torch=torch", "nanochat_join_timeout=30"),
         run=run,
     )
     assert result.report is not None
     assert (result.status != 0, result.report["verdict"]) == (True, "failed"), result
     assert cluster.agent("workstation", run)  # it waits
     began = time.monotonic()
-    result = cluster.playbook("stop", run=run)
+    result = cluster.playbook("stop", base, run=run)
     assert result.status == 0, result
     assert time.monotonic() - began < 10
     assert not any(cluster.pids(run).values())
