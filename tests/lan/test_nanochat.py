@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A repository, shards and a tokenizer, brought to two hosts and trained there.
 
-The repository is tests/fixtures/minichat; with NANOCHAT_REPO and NANOCHAT_SHARDS (a checkout of nanochat, and a folder of
-parquet shards) it is the real one. With NANOCHAT_FORK too (a checkout of a fork that opens a Gloo group by itself) both are
-compared.
+The repository is tests/fixtures/minichat; with NANOCHAT_REPO and NANOCHAT_SHARDS (a checkout of nanochat, and a folder
+of parquet shards) it is the real one. With NANOCHAT_FORK too (a checkout of a fork that opens a Gloo group by itself)
+both are compared.
 """
 
 from __future__ import annotations
