@@ -160,7 +160,9 @@ def launch(
     elif state.get("beats"):
         lines += [*ranks(report), ""]
         lines += evidence(report)
-    if report["verdict"] == "proven" or report["state"] == "running":
+    if report["verdict"] == "proven" and state.get("action") == "stored":
+        lines += ["  finished before, with this configuration; to run it again: -e nanochat_relaunch=true", ""]
+    elif report["verdict"] == "proven" or report["state"] == "running":
         lines += reach(plan, state, settings)
     if report["timings_s"]:
         lines.append(

@@ -56,6 +56,16 @@ class View:
         lost = {host: found[host]["nanochat_lost"] for host in self.cluster if "nanochat_lost" in found.get(host, {})}
         return [{**entry, "host": entry["host"] or host} for host, entry in lost.items()]
 
+    def weigh(self, causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The causes, those that C(nanochat_preflight_ignore) names as visible warnings."""
+        ignored = {code for settings in self.settings.values() for code in settings["nanochat_preflight_ignore"]}
+        return [
+            {**entry, "weight": "warning", "what": f"{entry['what']} (ignored by nanochat_preflight_ignore)"}
+            if entry["weight"] == "error" and entry["code"] in ignored
+            else entry
+            for entry in causes
+        ]
+
     def causes(self, *names: str) -> list[dict[str, Any]]:
         """Causes that modules returned, each with its host."""
         result = []
@@ -70,11 +80,11 @@ def inventory(view: View, state: State) -> State:
     settings = view.settings
     causes = [*view.causes("preflight_settings")]
     if not causes:
-        causes += plan.check_cluster(view.cluster, settings, view.groups)
+        causes += view.weigh(plan.check_cluster(view.cluster, settings, view.groups))
     state.update(commit=None, requirements={}, manifest=None)
     if not errors(causes):
         run, problems = plan.make(settings)
-        causes += problems
+        causes += view.weigh(problems)
         shared = settings[run.hosts[0]]
         if shared["nanochat_source"] == "git" and not errors(causes):
             causes += _resolve(settings, shared, state)
@@ -154,15 +164,14 @@ def look(view: View, state: State) -> State:
     configuration = render.config(run, settings, state["commit"])
     runs = {host: nodes[host]["run"] for host in run.hosts}
     doing, refusal = decide.action(runs, configuration, shared["nanochat_relaunch"])
-    causes = [entry for entry in problems + refusal if entry not in state["causes"]]
+    causes = [entry for entry in view.weigh(problems) + refusal if entry not in state["causes"]]
     if doing in (decide.START, decide.RESTART):
-        causes += decide.check_nodes(run, nodes, doing)
+        causes += view.weigh(decide.check_nodes(run, nodes, doing))
         if not errors(causes):
             wanted = {name: state[name] for name in ("commit", "requirements", "manifest")}
             state["todo"] = decide.todo(run, settings, nodes, **wanted)
             if not any(state["todo"].values()):
-                causes += decide.check_software(run, nodes)
-                causes += decide.check_data(run, nodes)
+                causes += view.weigh(decide.check_software(run, nodes) + decide.check_data(run, nodes))
     elif doing in (decide.WATCH, decide.STORED):
         state["attempt"] = runs[run.hosts[0]]["attempt"]
         state["folders"] = {host: found["node_dir"] for host, found in runs.items()}
@@ -405,8 +414,8 @@ def proof(view: View, state: State) -> State:
         judged["causes"],
     )
     run_state = decide.run_state({host: node["run"] for host, node in nodes.items()}) if nodes else "unknown"
-    if not errors(causes):
-        causes += _died(nodes)
+    if not (errors(causes) and shared["nanochat_runner"]):
+        causes = _died(nodes) + causes
     if judged["verdict"] == "proven" and not errors(causes):
         verdict = "proven"
     else:

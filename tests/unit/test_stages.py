@@ -64,6 +64,14 @@ def test_a_partial_cluster() -> None:
     assert (codes(state), state["go"]) == (["host_excluded"], False)
 
 
+def test_a_code_that_is_to_be_ignored_only_warns() -> None:
+    given = smoke(nanochat_extra_args="eval-tokens=1", nanochat_preflight_ignore="eval_tokens_small")
+    state = stages.inventory(view(given), fresh())
+    assert (codes(state), state["go"]) == (["eval_tokens_small"], True)
+    assert (state["causes"][0]["weight"], "ignored" in state["causes"][0]["what"]) == ("warning", True)
+    assert stages.inventory(view(smoke(nanochat_extra_args="eval-tokens=1")), fresh())["go"] is False
+
+
 def test_hyper_parameters_are_refused_before_the_source_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "resolve", lambda *_args: pytest.fail("nobody should ask"))
     state = stages.inventory(view(pair(nanochat_extra_args="total-batch-size=3000")), fresh())
