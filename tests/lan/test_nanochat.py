@@ -137,11 +137,14 @@ def finished_bpb(cluster: Cluster, run: str, status: bool, **variables: Any) -> 
     not (REAL and os.environ.get("NANOCHAT_FORK")), reason="needs nanochat and a fork of it, which CI cannot fetch"
 )
 def test_upstream_learns_what_the_fork_learns(cluster: Cluster, run: str, nanochat: dict[str, Any]) -> None:
+    # Nanochat's own warm-up of 40 steps. With two, ten steps end in a regime where the last bit of one step, from another
+    # number of threads or from the fork's older optimizer, moves the second digit of the loss.
+    calm = {name: value for name, value in TRAIN_ARGS.items() if name != "warmup-steps"}
+    nanochat = {**nanochat, "nanochat_train_args": calm}
     fork = {**nanochat, "nanochat_repo": os.environ["NANOCHAT_FORK"], "nanochat_dir": "~/fork"}
     together = finished_bpb(cluster, f"{run}-a", True, **nanochat)
     by_fork = finished_bpb(cluster, f"{run}-b", True, **fork)
     alone = finished_bpb(cluster, f"{run}-c", False, **nanochat, nanochat_runner=False, nanochat_keep_failed=True)
     print(f"validation bpb: upstream {together}, fork {by_fork}, upstream without synchronisation {alone}")
-    # Upstream's Muon has two refinements that the fork's lacks, so the last digits differ.
-    assert abs(together - by_fork) < 0.002
+    assert round(together, 4) == round(by_fork, 4)
     assert abs(alone - together) > 50 * abs(together - by_fork)
