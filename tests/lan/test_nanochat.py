@@ -137,8 +137,8 @@ def finished_bpb(cluster: Cluster, run: str, status: bool, **variables: Any) -> 
     not (REAL and os.environ.get("NANOCHAT_FORK")), reason="needs nanochat and a fork of it, which CI cannot fetch"
 )
 def test_upstream_learns_what_the_fork_learns(cluster: Cluster, run: str, nanochat: dict[str, Any]) -> None:
-    # Nanochat's own warm-up of 40 steps. With two, ten steps end in a regime where the last bit of one step, from another
-    # number of threads or from the fork's older optimizer, moves the second digit of the loss.
+    # Nanochat's own warm-up of 40 steps. With two, ten steps end where the last bit of one step, from another number of
+    # threads or from the fork's older optimizer, moves the second digit of the loss.
     calm = {name: value for name, value in TRAIN_ARGS.items() if name != "warmup-steps"}
     nanochat = {**nanochat, "nanochat_train_args": calm}
     fork = {**nanochat, "nanochat_repo": os.environ["NANOCHAT_FORK"], "nanochat_dir": "~/fork"}
