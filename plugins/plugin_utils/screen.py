@@ -197,7 +197,8 @@ def evidence(report: Mapping[str, Any]) -> list[str]:
 def planned(state: Mapping[str, Any]) -> list[str]:
     """Each host's exact run.sh."""
     todo = state.get("todo") or {}
-    lines = [f"  would {part} on {', '.join(hosts)}" for part, hosts in todo.items() if hosts]
+    words = {"install": "would install the software on", "dataset": "would bring the data to"}
+    lines = [f"  {words[part]} {', '.join(hosts)}" for part, hosts in todo.items() if hosts]
     for host, start in (state.get("starts") or {}).items():
         marks = f"   (predicted: {'; '.join(start['predicted'])})" if start["predicted"] else ""
         lines += ["", f"--- {host}: run.sh{marks}", *start["script"].splitlines()]
