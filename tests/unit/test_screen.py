@@ -198,7 +198,7 @@ def test_a_plan_shows_each_script() -> None:
     state["starts"]["laptop"]["predicted"] = ["/py is not there yet"]
     state["todo"] = {"install": ["laptop"], "dataset": []}
     text = launch(state, check_mode=True)
-    assert "PLANNED" in text and "  would install the software on laptop" in text and "would dataset" not in text
+    assert "PLANNED" in text and "  would install the software on laptop" in text and "would bring" not in text
     assert "--- workstation: run.sh\n#!/usr/bin/env bash" in text
     assert "--- laptop: run.sh   (predicted: /py is not there yet)" in text
     for start in state["starts"].values():
