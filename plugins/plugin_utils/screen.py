@@ -162,8 +162,11 @@ def launch(
         lines += evidence(report)
     if report["verdict"] == "proven" and state.get("action") == "stored":
         lines += ["  finished before, with this configuration; to run it again: -e nanochat_relaunch=true", ""]
-    elif report["verdict"] == "proven" or report["state"] == "running":
+    elif report["verdict"] == "proven" or (report["state"] == "running" and not state.get("end")):
         lines += reach(plan, state, settings)
+    if state.get("end"):
+        lines += ["  the run was ended on all hosts; its logs are kept:"]
+        lines += [f"    {host}  {folder}/train.log" for host, folder in (state.get("folders") or {}).items()] + [""]
     if report["timings_s"]:
         lines.append(
             "  " + ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in report["timings_s"].items())
@@ -190,7 +193,8 @@ def evidence(report: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  after step {equal['step']} all ranks hold {'equal' if equal['equal'] else 'DIFFERENT'} parameters"
         )
-    lines += [f"  waiting for: {line}" for line in seen.get("waiting_for", [])]
+    if report["verdict"] == "unverified":
+        lines += [f"  waiting for: {line}" for line in seen.get("waiting_for", [])]
     return [*lines, ""] if lines else []
 
 

@@ -380,6 +380,7 @@ def _add_silent_ranks(
         node_rank = hosts.index(host)
         for rank in proving.ranks_of(node["run"]["processes"], host, node_rank, step if node_rank == 0 else None):
             seen.beats.setdefault(rank["rank"], rank)
+            seen.sockets.setdefault(rank["rank"], [])  # it was looked at, and has none
 
 
 def proof(view: View, state: State) -> State:

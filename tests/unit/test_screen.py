@@ -175,8 +175,10 @@ def test_a_proven_run() -> None:
 
 def test_parameters_that_differ_are_not_whispered() -> None:
     evidence = {**proven()["evidence"], "equal_parameters": {"step": 2, "equal": False}, "waiting_for": ["rank 1"]}
-    text = launch(proven(evidence=evidence, verdict="failed"))
-    assert "after step 2 all ranks hold DIFFERENT parameters" in text and "  waiting for: rank 1" in text
+    text = launch(proven(evidence=evidence, verdict="failed", end=True, folders={"laptop": "/base/node-1"}))
+    assert "after step 2 all ranks hold DIFFERENT parameters" in text and "waiting for" not in text
+    assert "    laptop  /base/node-1/train.log" in text and "attach" not in text
+    assert "  waiting for: rank 1" in launch(proven(evidence=evidence, verdict="unverified"))
 
 
 def test_a_refusal_is_short() -> None:
