@@ -33,7 +33,7 @@ BASE_NAME = "my $(touch pwned) 'base\" #{session_name} #(touch pwned);x"
 AGENT = """
 import json, mmap, os, signal, subprocess, sys, time
 fake = json.loads(os.environ["FAKE"])
-if not fake.get("no_torch"):
+if not fake.get("no_torch") and "die" not in fake:
     with open(os.path.join(os.path.dirname(__file__), "libtorch.so"), "rb") as file:
         torch = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 if fake.get("say"):

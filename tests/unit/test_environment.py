@@ -293,7 +293,7 @@ def test_uv_syncs_the_checkout(place: Path, home: Path, tmp_path: Path, monkeypa
     uv = home / ".local" / "bin" / "uv"
     uv.parent.mkdir(parents=True)
     log = tmp_path / "log"
-    uv.write_text(FAKE_UV.format(python=sys.executable, log=str(log)), encoding="utf-8")
+    uv.write_text(FAKE_UV.format(python=os.path.realpath(sys.executable), log=str(log)), encoding="utf-8")
     uv.chmod(0o755)
     assert outcome(make(place, method="uv", python=None)) == ("none", False, ["install_failed"]), "no pyproject.toml"
     (place / "pyproject.toml").write_text("", encoding="utf-8")

@@ -67,7 +67,8 @@ class Host:
         self.work.mkdir()
         self.python = home / "my python"
         self.python.write_text(
-            f"#!{sys.executable}\n"
+            # The real interpreter: a first line cannot hold the space that a checkout's path may have.
+            f"#!{os.path.realpath(sys.executable)}\n"
             "import json, os, sys\n"
             "with open(os.environ['SEEN'], 'w') as file:\n"
             "    json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], file)\n"

@@ -75,6 +75,7 @@ def test_check_then_start_then_both_again(lab: Lab) -> None:
     assert os.readlink(lab.base_dir / "runs" / "demo" / "current-0") == "attempts/a1/node-0"
     assert sorted(os.listdir(lab.base_dir / "runs" / "demo")) == [".start-0", "attempts", "current-0"]
 
+    eventually(lambda: lab.pids(role="helper"))
     before = lab.pids()
     for check in (True, False):
         again = lab.start(check=check)
