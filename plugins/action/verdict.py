@@ -28,26 +28,6 @@ REGISTERED = (
 )
 
 
-class ActionModule(ActionBase):
-    """Reads C(hostvars) of the whole cluster; runs once, without a connection."""
-
-    _requires_connection = False
-    _VALID_ARGS = frozenset(("stage", "previous"))
-
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        task_vars = task_vars or {}
-        view = view_of(task_vars, bool(self._task.check_mode))
-        state = dict(self._task.args.get("previous") or {})
-        stage = self._task.args["stage"]
-        kept = {"causes": [], **{key: value for key, value in state.items() if key in KEPT}}
-        # After a refusal the stages that follow have nothing to judge.
-        new = stages.STAGES[stage](view, kept) if kept.get("go", True) else kept
-        new["times"] = [*state.get("times", []), [stage, time.time()]]
-        result.update(changed=False, **new)
-        return result
-
-
 # What a stage hands on to the next; the rest of a registered result is Ansible's own.
 KEPT = frozenset(
     (
@@ -79,6 +59,26 @@ KEPT = frozenset(
         "other_runs",
     )
 )
+
+
+class ActionModule(ActionBase):
+    """Reads C(hostvars) of the whole cluster; runs once, without a connection."""
+
+    _requires_connection = False
+    _VALID_ARGS = frozenset(("stage", "previous"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        view = view_of(task_vars, bool(self._task.check_mode))
+        state = dict(self._task.args.get("previous") or {})
+        stage = self._task.args["stage"]
+        kept = {"causes": [], **{key: value for key, value in state.items() if key in KEPT}}
+        # After a refusal the stages that follow have nothing to judge.
+        new = stages.STAGES[stage](view, kept) if kept.get("go", True) else kept
+        new["times"] = [*state.get("times", []), [stage, time.time()]]
+        result.update(changed=False, **new)
+        return result
 
 
 def view_of(task_vars: dict[str, Any], check_mode: bool) -> stages.View:
