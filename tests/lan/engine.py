@@ -21,6 +21,7 @@ from pathlib import Path
 CACHE = Path(os.environ.get("TORCHLAN_CACHE") or Path.home() / ".cache" / "torchlan")
 STARTED = CACHE / "dockerd.json"
 LOG = CACHE / "dockerd.log"
+CONTAINERD_PID = Path("/var/run/docker/containerd/containerd.pid")
 
 
 class LanError(Exception):
@@ -72,6 +73,7 @@ def ensure_engine(say: Callable[[str], None] = print) -> None:
         apt_install("docker.io", "iptables")
         if not shutil.which("docker"):  # newer releases package the client apart
             apt_install("docker-cli")
+    _forget_dead_engine()
     CACHE.mkdir(parents=True, exist_ok=True)
     say(f"Starting dockerd, its log is {LOG}")
     with LOG.open("ab") as log:
@@ -86,6 +88,21 @@ def ensure_engine(say: Callable[[str], None] = print) -> None:
             stop_engine()
             raise LanError(f"dockerd did not come up; the end of {LOG}:\n{tail}")
         time.sleep(0.3)
+
+
+def _forget_dead_engine() -> None:
+    """Remove the pid files of an engine that was killed: dockerd would refuse to start while a zombie has its pid."""
+    for path, program in ((Path("/var/run/docker.pid"), "dockerd"), (CONTAINERD_PID, "containerd")):
+        try:
+            pid = int(path.read_text())
+        except (OSError, ValueError):
+            continue
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            name = ""
+        if name != program or _start_time(pid) is None:
+            path.unlink(missing_ok=True)
 
 
 def stop_engine() -> bool:
