@@ -78,7 +78,7 @@ def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "loss": beat.get("loss"),
                 "tokens_per_s": beat.get("tokens_per_s"),
                 "exit_code": beat.get("exit_code"),
-                "last_beat_age_s": round(newest - beat["time"], 1) if beat.get("time") else None,
+                "last_beat_age_s": round(beat.get("age_s", newest - beat["time"]), 1) if beat.get("time") else None,
             }
         )
     return result

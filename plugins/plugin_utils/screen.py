@@ -121,10 +121,13 @@ def ranks(report: Mapping[str, Any]) -> list[str]:
                 size(entry["bytes_sent"]),
                 size(entry["bytes_received"]),
                 entry["interface"],
+                None if entry["last_beat_age_s"] is None else f"{entry['last_beat_age_s']:.0f} s",
                 entry["exit_code"],
             )
         )
-    return table(["rank", "host", "state", "step", "loss", "tok/s", "sent", "received", "interface", "exit"], rows)
+    return table(
+        ["rank", "host", "state", "step", "loss", "tok/s", "sent", "received", "interface", "beat", "exit"], rows
+    )
 
 
 def headline(report: Mapping[str, Any]) -> str:

@@ -355,13 +355,21 @@ def _by_rank(run: plan.Plan, state: State) -> dict[int, dict[str, Any]]:
     return {entry["rank"]: network[entry["host"]] for entry in run.ranks() if entry["host"] in network}
 
 
+def _own_beats(node: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The beats that a host has of its own ranks, with their age by its own clock."""
+    now = node["host"].get("clock_unix")
+    beats = node["run"].get("beats") or []
+    return [{**beat, "age_s": max(0.0, now - beat["time"])} if now and beat.get("time") else beat for beat in beats]
+
+
 def _gather(nodes: Mapping[str, dict[str, Any]], met: Mapping[str, Any], attempt: str | None) -> Seen:
     """Join what every host saw of its own part; a newer beat replaces an older one of the same rank."""
     runs = [node["run"] for node in nodes.values()]
     clusters = [run["cluster"] for run in runs if run.get("cluster")] + [met.get("cluster") or {}]
     cluster: dict[str, Any] = next((entry for entry in clusters if entry.get("attempt") == attempt), {})
     seen = Seen(cluster, {}, {})
-    for beat in [*cluster.get("ranks", []), *(beat for run in runs for beat in run.get("beats") or [])]:
+    own = [beat for node in nodes.values() for beat in _own_beats(node)]
+    for beat in [*cluster.get("ranks", []), *own]:
         known = seen.beats.get(beat["rank"], {})
         if beat.get("attempt", attempt) == attempt and (beat.get("time") or 0) >= (known.get("time") or 0):
             seen.beats[beat["rank"]] = beat

@@ -250,3 +250,9 @@ def test_ended(answers: dict[str, dict[str, Any]], go: bool, said: list[str]) ->
 
 def test_every_stage_has_its_name() -> None:
     assert all(getattr(stages, name) is stage for name, stage in stages.STAGES.items())
+
+
+def test_the_age_of_a_beat_is_told_by_its_own_hosts_clock() -> None:
+    node = {"host": {"clock_unix": 1000.0}, "run": {"beats": [{"rank": 0, "time": 990.0}, {"rank": 1}]}}
+    assert [beat.get("age_s") for beat in stages._own_beats(node)] == [10.0, None]
+    assert stages._own_beats({"host": {}, "run": {}}) == []
