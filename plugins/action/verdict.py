@@ -44,7 +44,6 @@ KEPT = frozenset(
         "config",
         "fingerprint",
         "network",
-        "ignored_interfaces",
         "starts",
         "peers",
         "software",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.module_utils.proof import expected_each_way
 
 SMOKE_MODULE = "torchlan_smoke"
 BASE_TRAIN = "scripts.base_train"
@@ -285,7 +286,7 @@ def _arithmetic(plan: Plan, vocabulary: int, smoke: bool) -> list[dict[str, Any]
     plan.numbers["parameters"] = parameters
     plan.numbers["vocabulary"] = vocabulary
     if world > 1:
-        plan.expected_bytes_per_step = bytes_per_step(parameters * _BYTES_PER_PARAMETER, world)
+        plan.expected_bytes_per_step = expected_each_way(world, parameters * _BYTES_PER_PARAMETER)
         plan.numbers["bytes per step and rank, each way"] = plan.expected_bytes_per_step
     return causes
 
@@ -297,8 +298,3 @@ def count_parameters(depth: int, model_dim: int, padded_vocabulary: int) -> int:
     """
     value_embeddings = math.ceil(depth / 2)
     return (2 + value_embeddings) * padded_vocabulary * model_dim + depth * 12 * model_dim * model_dim
-
-
-def bytes_per_step(parameter_bytes: int, world_size: int) -> int:
-    """Bytes that one rank sends, and receives, in a step: gradients reduce-scattered, parameters gathered."""
-    return 2 * parameter_bytes * (world_size - 1) // world_size

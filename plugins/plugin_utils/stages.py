@@ -176,15 +176,7 @@ def look(view: View, state: State) -> State:
         state["attempt"] = runs[run.hosts[0]]["attempt"]
         state["folders"] = {host: found["node_dir"] for host, found in runs.items()}
     state["software"] = {host: _software(node) for host, node in nodes.items()}
-    state["peers"] = [
-        {
-            "host": host,
-            "addresses": [entry["address"] for interface in node["interfaces"] for entry in interface["addresses"]],
-            **node["listener"],
-        }
-        for host, node in nodes.items()
-        if node["listener"]
-    ]
+    state["peers"] = {host: links.peers(nodes, host) for host in nodes}
     state.update(
         plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration)
     )
@@ -248,7 +240,7 @@ def network(view: View, state: State) -> State:
     wanted = {host: settings[host]["nanochat_socket_ifname"] for host in run.hosts}
     chosen = links.choose(nodes, view.of("launch_links"), wanted)
     causes = list(chosen["causes"])
-    state["network"], state["ignored_interfaces"] = chosen["choice"], chosen.get("ignored", {})
+    state["network"] = chosen["choice"]
     if not errors(causes):
         attempt = state["attempt"] = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         shared = settings[run.hosts[0]]

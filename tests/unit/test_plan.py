@@ -290,7 +290,7 @@ def test_model_dim_is_rounded_up_to_whole_heads() -> None:
 
 @pytest.mark.parametrize(("world_size", "count"), [(1, 0), (2, 100), (4, 150), (8, 175)])
 def test_bytes_per_step(world_size: int, count: int) -> None:
-    assert plan.bytes_per_step(100, world_size) == count
+    assert plan.expected_each_way(world_size, 100) == count
 
 
 def test_parameters() -> None:

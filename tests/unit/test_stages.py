@@ -105,7 +105,8 @@ def test_look_at_bare_hosts() -> None:
     state = after_look(seen())
     assert (state["go"], state["start"], state["action"], state["causes"]) == (True, True, "start", [])
     assert state["todo"] == {"install": [], "dataset": []}
-    assert state["peers"][1] == {"host": "laptop", "addresses": [ADDRESSES["laptop"]], "port": 40001, "nonce": "laptop"}
+    laptop = {"host": "laptop", "addresses": [ADDRESSES["laptop"]], "port": 40001, "nonce": "laptop"}
+    assert state["peers"]["workstation"] == [laptop]
 
 
 @pytest.mark.parametrize("dead", HOSTS)
