@@ -1,13 +1,14 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node image and the torch environment of the test LAN, each built once and kept by the hash of what went into it.
+"""The node images and the torch environment of the test LAN, each built once and kept by the hash of what went into it.
 
-    python3 tests/lan/image.py        builds what is missing and prints both as JSON
+    python3 tests/lan/image.py        builds what is missing and prints it as JSON
 
-The image's base is $NODE_IMAGE where that is set (a Debian or Ubuntu image that a registry or the engine has), else it
-is bootstrapped from the package sources of this machine. The torch environment is a venv, and venvs work only where
-they were built: it is built inside a node, at the path where every node mounts it read-only.
+Each file in node/packages is an image, named by what it lists. The base of all is $NODE_IMAGE where that is set (a
+Debian or Ubuntu image that a registry or the engine has), else it is bootstrapped from the package sources of this
+machine, which it keeps. The torch environment is a venv, and venvs work only where they were built: it is built inside
+a node, at the path where every node mounts it read-only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from pathlib import Path
 from engine import CACHE, LanError, apt_install, docker, ensure_engine
 
 NODE = Path(__file__).resolve().parent / "node"  # the build context
+ROOT = NODE.parents[2]
+CHECKOUT = "org.torchlan.checkout"  # label of all that a checkout's tests made
+KIND = "org.torchlan.image"  # label of an image: its base and its name
 TORCH_PATH = "/opt/torchlan-torch"  # where the environment lies in every node
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_PACKAGES = (
@@ -60,37 +64,41 @@ def _have_image(tag: str) -> bool:
     return bool(docker("images", "-q", tag).strip())
 
 
-def node_image() -> str:
-    """The tag of the node image; builds it when this content has no image yet."""
+def node_image(name: str) -> str:
+    """The tag of the node image of this name; builds it when this content has no image yet, and drops earlier ones."""
     base = os.environ.get("NODE_IMAGE", "")
-    packages = (NODE / "packages").read_text().split()
-    tag = "torchlan-node:" + _hash(base or _codename(), *(p.read_text() for p in sorted(NODE.iterdir())))
+    packages = NODE / "packages" / name
+    if not packages.is_file():
+        raise LanError(f"There is no node image {name}: its packages would be listed in {packages}.")
+    kind = f"{base or _codename()} {name}"
+    tag = "torchlan-node:" + _hash(
+        kind, packages.read_text(), *(p.read_text() for p in sorted(NODE.iterdir()) if p.is_file())
+    )
     with _lock("image"):
         if _have_image(tag):
             return tag
+        labels = {CHECKOUT: str(ROOT), KIND: kind}
+        pairs = [f"{key}={value}" for key, value in labels.items()]
+        earlier = docker("images", "-q", "--no-trunc", *_each("--filter", [f"label={pair}" for pair in pairs])).split()
         if not base:
-            base = "torchlan-base:" + _hash(_codename(), *packages)
+            base = "torchlan-base:" + _hash(kind, packages.read_text())
             if not _have_image(base):
-                _bootstrap(base, packages)
+                _bootstrap(base, packages.read_text().split(), labels)
         say(f"Building the node image {tag} on {base}")
         # the classic builder: buildx is a separate package on Debian and adds nothing here
         env = {**os.environ, "DOCKER_BUILDKIT": "0"}
-        argv = [
-            "docker",
-            "build",
-            "--quiet",
-            "--network",
-            "host",
-            "--build-arg",
-            f"BASE={base}",
-            "--tag",
-            tag,
-            str(NODE),
-        ]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        arguments = _each("--build-arg", [f"BASE={base}", f"PACKAGES={name}"])
+        argv = ["docker", "build", "--quiet", "--force-rm", "--network", "host", *arguments, *_each("--label", pairs)]
+        done = subprocess.run([*argv, "--tag", tag, str(NODE)], env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LanError(f"the node image could not be built:\n{(done.stdout + done.stderr)[-3000:]}")
+        for image in dict.fromkeys(earlier):  # newest first; what is in use, or below the new one, stays
+            docker("rmi", image, check=False)
     return tag
+
+
+def _each(option: str, values: list[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
 
 
 def _codename() -> str:
@@ -101,7 +109,7 @@ def _codename() -> str:
     return found[1]
 
 
-def _bootstrap(tag: str, packages: list[str]) -> None:
+def _bootstrap(tag: str, packages: list[str], labels: dict[str, str]) -> None:
     if os.geteuid() != 0:
         raise LanError(
             "Bootstrapping the node image needs root: set NODE_IMAGE to a Debian image, for example debian:12."
@@ -132,11 +140,13 @@ def _bootstrap(tag: str, packages: list[str]) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LanError(f"mmdebstrap failed:\n{(done.stdout + done.stderr)[-3000:]}")
-        docker("import", str(tar), tag)
+        changes = ["LABEL {}={}".format(key, json.dumps(value)) for key, value in labels.items()]
+        docker("import", *_each("--change", changes), str(tar), tag)
 
 
-def torch_environment(image: str) -> Path:
+def torch_environment() -> Path:
     """The folder of the torch environment on this machine; builds it when these packages have none yet."""
+    image = node_image("usual")
     target = CACHE / ("torch-" + _hash(_python_of(image), *TORCH_PACKAGES))
     with _lock("torch"):
         if (target / "complete").exists():
@@ -150,17 +160,9 @@ def torch_environment(image: str) -> Path:
             f'$pip install --quiet --retries 1 --no-deps --extra-index-url {TORCH_INDEX} "$1"; '
             f'$pip install --quiet "$@"; touch {TORCH_PATH}/complete'
         )
-        argv = [
-            "run",
-            "--rm",
-            "--network",
-            "host",
-            "--entrypoint",
-            "bash",
-            "-v",
-            f"{target}:{TORCH_PATH}",
-            *_pip_access(),
-        ]
+        settings, files = way_out()
+        argv = ["run", "--rm", "--network", "host", "--entrypoint", "bash", *_each("--env", sorted(settings))]
+        argv += mounts({str(target): TORCH_PATH}, "rw") + mounts(files)
         docker(*argv, image, "-c", script, "pip", *TORCH_PACKAGES, timeout=3600)
     return target
 
@@ -169,28 +171,37 @@ def _python_of(image: str) -> str:
     return docker("run", "--rm", "--entrypoint", "python3", image, "--version").strip()
 
 
-def _pip_access() -> list[str]:
-    """docker options that give pip in a container what pip has on this machine: settings, certificates, indexes."""
+def mounts(files: dict[str, str], mode: str = "ro") -> list[str]:
+    """docker options for files and folders of this machine, each with its place in a container."""
+    return _each("--volume", [f"{here}:{there}:{mode}" for here, there in sorted(files.items())])
+
+
+def way_out() -> tuple[dict[str, str], dict[str, str]]:
+    """What apt and pip in a container need to reach what they reach on this machine.
+
+    Environment variables, and files with their places there: pip's settings and the folders that these name,
+    certificates, keyrings. The package sources themselves are the image's own.
+    """
     settings = {k: v for k, v in os.environ.items() if k.startswith("PIP_") or k.upper().endswith("_PROXY")}
     settings.update({k: os.environ[k] for k in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE") if k in os.environ})
-    files = ["/etc/pip.conf", "/etc/xdg/pip"]
-    user = Path.home() / ".config" / "pip" / "pip.conf"
+    user, everyone = Path.home() / ".config" / "pip" / "pip.conf", Path("/etc/pip.conf")
     text = " ".join(settings.values())
-    for conf in [Path("/etc/pip.conf"), *Path("/etc/xdg/pip").glob("*.conf"), user]:
+    for conf in [everyone, *Path("/etc/xdg/pip").glob("*.conf"), user]:
         text += " " + conf.read_text() if conf.is_file() else ""
-    files += re.findall(r"(?<![\w:/])/[\w./-]+", text)
-    files += [str(Path(path).parent) for path in re.findall(r"file://(/[\w./-]+)", text)]  # an index links to its files
-    options = [part for path in sorted(set(files)) if Path(path).exists() for part in ("-v", f"{path}:{path}:ro")]
-    if user.is_file():
-        options += ["-v", f"{user}:/root/.config/pip/pip.conf:ro"]
-    return options + [part for name in sorted(settings) for part in ("-e", name)]
+    named = re.findall(r"(?<![\w:/])/[\w./-]+", text)
+    named += [str(Path(path).parent) for path in re.findall(r"file://(/[\w./-]+)", text)]  # an index links to its files
+    certificates = ["/etc/ssl/certs/ca-certificates.crt", "/usr/local/share/ca-certificates", "/etc/apt/keyrings"]
+    files = {path: path for path in (*named, *certificates, "/etc/xdg/pip", str(everyone)) if Path(path).exists()}
+    if user.is_file():  # for every user there, unless this machine has such a file too
+        files[str(user)] = "/root/.config/pip/pip.conf" if everyone.is_file() else str(everyone)
+    return settings, files
 
 
 def build() -> dict[str, str]:
-    """Everything that nodes are made of: the image, and the torch environment with its place in a node."""
+    """Everything that nodes are made of, by its place: the images, and the torch environment."""
     ensure_engine(say)
-    image = node_image()
-    return {"image": image, "torch": str(torch_environment(image)), "torch_path": TORCH_PATH}
+    names = sorted(path.name for path in (NODE / "packages").iterdir())
+    return {**{name: node_image(name) for name in names}, TORCH_PATH: str(torch_environment())}
 
 
 if __name__ == "__main__":

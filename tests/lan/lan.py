@@ -9,6 +9,12 @@ Both users of it, the Molecule scenarios and the pytest tests here, say per host
 
 What is left out is DEFAULTS'; `false` instead of a mapping makes no node, for a host that is down.
 
+    user      whom ssh logs in as: trainer, grace (sudo), linus (sudo asks for the password `torchlan`), ada (no sudo)
+    networks  the first is ssh's. None has a way out but the one named `out`: with it apt and pip reach, as root and as
+              everybody, what they reach on this machine
+    image     a file of node/packages that lists what is installed: `usual`, or `bare` (python3, sudo, sshd, ip)
+    torch     false: no torch environment in the node
+
 A folder holds all that one LAN has on this machine (ssh key, known_hosts, lan.json with its id). Every container and
 network carries that id as a label, and is removed by it.
 
@@ -30,13 +36,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import LanError, docker, running
-from image import TORCH_PATH, build
+from engine import LanError, docker, ensure_engine, running
+from image import CHECKOUT, ROOT, TORCH_PATH, mounts, node_image, say, torch_environment, way_out
 
-ROOT = Path(__file__).resolve().parents[2]
 LABEL = "org.torchlan.lan"  # value: the id of a LAN
-CHECKOUT = "org.torchlan.checkout"  # value: the checkout whose tests made it
-DEFAULTS: dict[str, Any] = {"user": "trainer", "cpus": 1, "memory": "3g", "networks": ["lan"]}
+DEFAULTS: dict[str, Any] = {
+    "user": "trainer",
+    "image": "usual",
+    "torch": True,
+    "cpus": 1,
+    "memory": "3g",
+    "networks": ["lan"],
+}
+WAY_OUT = "out"
 # NET_ADMIN for the tests that break links; SYS_PTRACE so that root there sees other people's processes, as on any host
 CAPABILITIES = ("--cap-add", "NET_ADMIN", "--cap-add", "SYS_PTRACE")
 LOOK = Path(__file__).resolve().parent / "look.py"
@@ -56,9 +68,10 @@ class Lan:
 
     def create(self, hosts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Start all hosts; returns each one's Ansible connection variables."""
-        parts = build()
+        ensure_engine(say)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.hosts = {name: {**DEFAULTS, "hostname": name, **host} for name, host in hosts.items() if host is not False}
+        images = {name: node_image(name) for name in sorted({host["image"] for host in self.hosts.values()})}
         # before anything exists: whatever happens next, destroy knows the id
         (self.folder / "lan.json").write_text(json.dumps({"id": self.id, "hosts": self.hosts}, indent=1))
         key = self.folder / "id_ed25519"
@@ -67,23 +80,37 @@ class Lan:
             subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
         labels = ["--label", f"{LABEL}={self.id}", "--label", f"{CHECKOUT}={ROOT}"]
         for network in sorted({n for host in self.hosts.values() for n in host["networks"]}):
-            docker("network", "create", "--internal", *labels, f"{self.id}-{network}")
+            closed = [] if network == WAY_OUT else ["--internal"]
+            docker("network", "create", *closed, *labels, f"{self.id}-{network}")
         for name, host in self.hosts.items():
-            first, *more = host["networks"]
-            docker(
-                *("run", "--detach", "--name", self.container(name), "--hostname", host["hostname"], *labels),
-                *("--network", f"{self.id}-{first}", *CAPABILITIES),
-                *("--cpus", str(host["cpus"]), "--memory", str(host["memory"]), "--pids-limit", "2000"),
-                *("--env", f"TORCHLAN_AUTHORIZED_KEY={key.with_suffix('.pub').read_text().strip()}"),
-                *("--volume", f"{parts['torch']}:{TORCH_PATH}:ro", parts["image"]),
-            )
-            for network in more:
-                docker("network", "connect", f"{self.id}-{network}", self.container(name))
+            key_for = f"TORCHLAN_AUTHORIZED_KEY={key.with_suffix('.pub').read_text().strip()}"
+            self._start(name, host, images[host["image"]], [*labels, "--env", key_for])
         for host_vars in (variables := {name: self._variables(name) for name in self.hosts}).values():
             _wait_for_port(host_vars["ansible_host"], 22)
         known = [f"{variables[name]['ansible_host']} {self._host_key(name)}\n" for name in self.hosts]
         (self.folder / "known_hosts").write_text("".join(known))
         return variables
+
+    def _start(self, name: str, host: dict[str, Any], image: str, options: list[str]) -> None:
+        first, *more = host["networks"]
+        settings, files = way_out() if WAY_OUT in host["networks"] else ({}, {})
+        # an installed package may replace these: copied, because what is mounted can't be replaced
+        copies = {here: there for here, there in files.items() if there.startswith("/etc/ssl/")}
+        files = {here: there for here, there in files.items() if here not in copies}
+        if host["torch"]:
+            files[str(torch_environment())] = TORCH_PATH
+        docker(
+            *("run", "--detach", "--name", self.container(name), "--hostname", host["hostname"], *options),
+            *("--network", f"{self.id}-{first}", *CAPABILITIES),
+            *("--cpus", str(host["cpus"]), "--memory", str(host["memory"]), "--pids-limit", "2000"),
+            *(*mounts(files), image),
+        )
+        for network in more:
+            docker("network", "connect", f"{self.id}-{network}", self.container(name))
+        for here, there in copies.items():
+            self.exec(name, "sh", "-c", f"mkdir -p {Path(there).parent} && cat >{there}", stdin=Path(here).read_text())
+        environment = "".join(f'{key}="{value}"\n' for key, value in sorted(settings.items()))
+        self.exec(name, "tee", "-a", "/etc/environment", stdin=environment)  # ssh sessions have it from there
 
     def container(self, name: str) -> str:
         return f"{self.id}-{name}"

@@ -13,14 +13,18 @@ if ! dpkg-query --show $(cat packages) >/dev/null 2>&1; then
     apt-get update -q
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $(cat packages)
 fi
-rm -rf /var/lib/apt/lists/* /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/ssh/ssh_host_*
+rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 
-# two people with sudo, and one without whose home folder has a space in its path
+# two people with sudo, one whose sudo asks for a password, and one without whose home folder has a space in its path
 useradd --create-home --shell /bin/bash --password '*' trainer
 useradd --create-home --shell /bin/bash --password '*' grace
+useradd --create-home --shell /bin/bash linus
+echo 'linus:torchlan' | chpasswd
 mkdir -p /srv/homes
 useradd --create-home --home-dir '/srv/homes/ada lovelace' --shell /bin/bash --password '*' ada
 printf '%s ALL=(ALL) NOPASSWD: ALL\n' trainer grace >/etc/sudoers.d/torchlan
+printf 'Defaults env_keep += "http_proxy https_proxy no_proxy"\n' >>/etc/sudoers.d/torchlan
+printf 'linus ALL=(ALL) ALL\n' >>/etc/sudoers.d/torchlan
 chmod 0440 /etc/sudoers.d/torchlan
 
 cat >/etc/ssh/sshd_config.d/torchlan.conf <<'CONF'
