@@ -14,12 +14,18 @@ What is left out is DEFAULTS'; `false` instead of a mapping makes no node, for a
               everybody, what they reach on this machine
     image     a file of node/packages that lists what is installed: `usual`, or `bare` (python3, sudo, sshd, ip)
     torch     false: no torch environment in the node
+    rates     what the host can send on its networks, by network, in words of tc: {"slow": "20mbit"}
+    decoys    interfaces that are up and lead nowhere, with their addresses: a bridge with a port where the name starts
+              with docker, else an overlay; {"docker0": "172.17.0.1/16", "tailscale0": "100.64.0.7/10"}
+
+Every host's own name is 127.0.1.1 in its /etc/hosts, as Debian writes it; without a way out there is no name server.
 
 A folder holds all that one LAN has on this machine (ssh key, known_hosts, lan.json with its id). Every container and
 network carries that id as a label, and is removed by it.
 
     python3 tests/lan/lan.py create FOLDER < hosts.json     prints the connection variables per host, as JSON
     python3 tests/lan/lan.py look FOLDER RUN                every process of RUN on every host with its sockets, as JSON
+    python3 tests/lan/lan.py exec FOLDER HOST CMD...        run a command on a host as root, past ssh: to break things
     python3 tests/lan/lan.py destroy FOLDER
     python3 tests/lan/lan.py sweep                          removes every LAN that this checkout left behind
 """
@@ -47,6 +53,8 @@ DEFAULTS: dict[str, Any] = {
     "cpus": 1,
     "memory": "3g",
     "networks": ["lan"],
+    "rates": {},
+    "decoys": {},
 }
 WAY_OUT = "out"
 # NET_ADMIN for the tests that break links; SYS_PTRACE so that root there sees other people's processes, as on any host
@@ -107,6 +115,15 @@ class Lan:
         )
         for network in more:
             docker("network", "connect", f"{self.id}-{network}", self.container(name))
+        hosts = f"127.0.0.1 localhost\n127.0.1.1 {host['hostname']}\n::1 localhost ip6-localhost ip6-loopback\n"
+        self.exec(name, "tee", "/etc/hosts", stdin=hosts)  # after docker's last change to it
+        if WAY_OUT not in host["networks"]:
+            self.exec(name, "tee", "/etc/resolv.conf")  # docker would tell it the others' names
+        for network, rate in host["rates"].items():
+            card = f"eth{host['networks'].index(network)}"  # docker names them in the order of connecting
+            self.exec(name, *f"tc qdisc add dev {card} root tbf rate {rate} burst 256kb latency 50ms".split())
+        for number, (card, address) in enumerate(host["decoys"].items()):
+            self.exec(name, "sh", "-ec", _decoy(card, address, number))
         for here, there in copies.items():
             self.exec(name, "sh", "-c", f"mkdir -p {Path(there).parent} && cat >{there}", stdin=Path(here).read_text())
         environment = "".join(f'{key}="{value}"\n' for key, value in sorted(settings.items()))
@@ -168,6 +185,17 @@ class Lan:
         return " ".join(self.exec(name, "cat", "/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
 
 
+def _decoy(card: str, address: str, number: int) -> str:
+    """Shell commands that make an interface that looks alive."""
+    if card.startswith("docker"):
+        port = f"port{number}"
+        make = f"ip link add {card} type bridge; ip link add {port} type veth peer name {port}-far; "
+        make += f"ip link set {port} master {card} up; ip link set {port}-far up; "
+    else:
+        make = f"ip link add {card} type vxlan id {number + 1} dstport {4789 + number}; "
+    return f"{make}ip addr add {address} dev {card}; ip link set {card} up"
+
+
 def remove(label: str) -> None:
     """Remove containers, then networks, with a label."""
     if not running():
@@ -198,6 +226,9 @@ def main(argv: list[str]) -> Any:
             return Lan(Path(folder)).create(json.load(sys.stdin))
         case ["look", folder, run] if re.fullmatch(r"[\w-]+", run):
             return Lan(Path(folder)).look(run)
+        case ["exec", folder, host, *command] if command:
+            print(Lan(Path(folder)).exec(host, *command), end="")
+            return None
         case ["destroy", folder]:
             return Lan(Path(folder)).destroy()
         case ["sweep"]:
