@@ -25,6 +25,7 @@ network carries that id as a label, and is removed by it.
 
     python3 tests/lan/lan.py create FOLDER < hosts.json     prints the connection variables per host, as JSON
     python3 tests/lan/lan.py look FOLDER RUN                every process of RUN on every host with its sockets, as JSON
+    python3 tests/lan/lan.py trains FOLDER RUN              the same, once workers were seen sending each other a lot
     python3 tests/lan/lan.py exec FOLDER HOST CMD...        run a command on a host as root, past ssh: to break things
     python3 tests/lan/lan.py destroy FOLDER
     python3 tests/lan/lan.py sweep                          removes every LAN that this checkout left behind
@@ -57,6 +58,7 @@ DEFAULTS: dict[str, Any] = {
     "decoys": {},
 }
 WAY_OUT = "out"
+MUCH = 100_000  # bytes: no heartbeat, no barrier sends so many in a minute
 # NET_ADMIN for the tests that break links; SYS_PTRACE so that root there sees other people's processes, as on any host
 CAPABILITIES = ("--cap-add", "NET_ADMIN", "--cap-add", "SYS_PTRACE")
 LOOK = Path(__file__).resolve().parent / "look.py"
@@ -144,8 +146,9 @@ class Lan:
     def look(self, run: str) -> dict[str, dict[str, Any]]:
         """What the kernel of every host says of a run.
 
-        Per host `processes` (pid, ppid, argv, rank, its established sockets), their `pids`, and `sent`: bytes that
-        workers there have sent to workers of the run on other hosts, both ends seen.
+        Per host `processes` (pid, ppid, argv, rank, its established sockets), their `pids`, the `ranks` of workers;
+        `sent`, the bytes that workers there have sent to workers of the run on other hosts, both ends seen; and the
+        `networks` that carried them (an address, where it belongs to none).
         """
         script = LOOK.read_text()
         seen = {name: json.loads(self.exec(name, "python3", "-", run, stdin=script)) for name in self.hosts}
@@ -157,13 +160,40 @@ class Lan:
             for socket in process["sockets"]
         }
         sent = dict.fromkeys(seen, 0)
+        local_addresses: dict[str, set[str]] = {name: set() for name in seen}
         for (local, remote), (name, count) in ends.items():
             if ends.get((remote, local), (name,))[0] != name:
                 sent[name] += count
+                local_addresses[name].add(local.rpartition(":")[0])
         return {
-            name: {"processes": processes, "pids": [process["pid"] for process in processes], "sent": sent[name]}
+            name: {
+                "processes": processes,
+                "pids": [process["pid"] for process in processes],
+                "ranks": sorted({process["rank"] for process in processes if process["rank"] is not None}),
+                "sent": sent[name],
+                "networks": self._networks(name, local_addresses[name]),
+            }
             for name, processes in seen.items()
         }
+
+    def trains(self, run: str, limit: float = 60) -> dict[str, dict[str, Any]]:
+        """Look until workers on every host that has some were seen sending a lot to workers elsewhere."""
+        first = self.look(run)
+        hosts = [name for name, seen in first.items() if seen["ranks"]]
+        deadline = time.monotonic() + limit
+        while True:
+            time.sleep(0.5)  # what is awaited is made of bytes over time
+            now = self.look(run)
+            quiet = [name for name in hosts if now[name]["sent"] - first[name]["sent"] < MUCH]
+            if hosts and not quiet:
+                return now
+            if time.monotonic() > deadline:
+                moved = {name: (first[name]["sent"], now[name]["sent"]) for name in now}
+                raise LanError(f"the ranks don't train together, by bytes sent {limit:.0f} s apart: {moved}")
+
+    def _networks(self, name: str, addresses: set[str]) -> list[str]:
+        names = {address: network for network, address in self.addresses(name).items()} if addresses else {}
+        return sorted(names.get(address, address) for address in addresses)
 
     def destroy(self) -> None:
         """Remove every container and network of this LAN, also of one that was half made."""
@@ -226,6 +256,8 @@ def main(argv: list[str]) -> Any:
             return Lan(Path(folder)).create(json.load(sys.stdin))
         case ["look", folder, run] if re.fullmatch(r"[\w-]+", run):
             return Lan(Path(folder)).look(run)
+        case ["trains", folder, run] if re.fullmatch(r"[\w-]+", run):
+            return Lan(Path(folder)).trains(run)
         case ["exec", folder, host, *command] if command:
             print(Lan(Path(folder)).exec(host, *command), end="")
             return None
