@@ -10,9 +10,11 @@ import os
 import zipfile
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import manifest, parquet
+
 # nanochat's own folders, the newer first: it falls back to the older one where only that exists.
 _FOLDERS = ("base_data_climbmix", "base_data")
-_MOST_LISTED = 1000
+_MOST_LISTED = 300
 _ITEM_BYTES = {b"IntStorage": 4, b"LongStorage": 8, b"ShortStorage": 2}
 
 
@@ -23,37 +25,43 @@ def default_folder(base_dir: str) -> str:
 
 
 def facts(base_dir: str, data_dir: str) -> dict[str, Any]:
-    shards = _shards(data_dir) if data_dir else []
+    """What is there, without reading a shard: digests are those that the module C(dataset) has remembered."""
+    shards = manifest.remembered(base_dir, data_dir) if data_dir else []
     # The last shard is the validation set: it is always listed.
     listed = shards if len(shards) <= _MOST_LISTED else shards[: _MOST_LISTED - 1] + shards[-1:]
     return {
         "dir": data_dir,
         "shards": len(shards),
-        "bytes": sum(size for _name, size in shards),
-        "manifest": manifest(shards) if shards else None,
-        "list": [[name.encode("utf-8", "replace").decode(), size] for name, size in listed],
+        "bytes": sum(one.size for one in shards),
+        "manifest": manifest.digest(shards) if shards else None,
+        "unread": sum(one.sha256 is None for one in shards),
+        "list": [
+            [one.name.encode("utf-8", "replace").decode(), one.size, one.sha256, one.row_groups] for one in listed
+        ],
+        "row_groups": _row_groups(data_dir, shards),
         "tokenizer": _tokenizer(os.path.join(base_dir, "tokenizer") if base_dir else os.devnull),
     }
 
 
-def manifest(shards: list[tuple[str, int]]) -> str:
-    """One digest of all names and sizes."""
-    lines = (f"{name}\0{size}\n" for name, size in sorted(shards))
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _shards(folder: str) -> list[tuple[str, int]]:
-    """The files that nanochat would read, in its order."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((entry.name, entry.stat().st_size) for entry in entries if entry.name.endswith(".parquet"))
-    except OSError:
-        return []
+def _row_groups(folder: str, shards: list[manifest.Shard]) -> dict[str, Any]:
+    """Of the validation file, and the fewest and the most of the training files; C(None) where nothing is known."""
+    training = [one.row_groups for one in shards[:-1] if one.row_groups is not None]
+    validation = shards[-1].row_groups if shards else None
+    if shards and shards[-1].sha256 is None:
+        try:
+            validation = parquet.row_groups(os.path.join(folder, shards[-1].name))
+        except OSError:
+            validation = None
+    return {
+        "validation": validation,
+        "fewest": min(training) if training else None,
+        "most": max(training) if training else None,
+    }
 
 
 def _tokenizer(folder: str) -> dict[str, Any]:
     pickle, tensor = os.path.join(folder, "tokenizer.pkl"), os.path.join(folder, "token_bytes.pt")
-    digests = [_sha256(pickle), _sha256(tensor)]
+    digests = [sha256_or_none(pickle), sha256_or_none(tensor)]
     return {
         "present": None not in digests,
         "sha256": digests[0],
@@ -62,7 +70,7 @@ def _tokenizer(folder: str) -> dict[str, Any]:
     }
 
 
-def _sha256(path: str) -> str | None:
+def sha256_or_none(path: str) -> str | None:
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:

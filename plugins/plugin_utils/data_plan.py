@@ -279,7 +279,7 @@ def _space(looks: Mapping[str, Mapping[str, Any]], plan: Mapping[str, Any], trut
         if free is not None and need > free:
             what = f"{host}: {looks[host]['folder']} has {free / 1e9:.1f} GB free, what comes needs {need / 1e9:.1f} GB"
             fix = "free disk space on the host, or name another nanochat_data_dir"
-            causes.append(cause("data_missing", what, fix, host=host))
+            causes.append(cause("disk_full", what, fix, host=host))
     return causes
 
 

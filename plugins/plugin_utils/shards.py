@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import manifest as remembering
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import sha256_file, write_atomic
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.source import cache_folder, exclusive
@@ -24,12 +25,13 @@ class ShardsError(Exception):
         self.cause = cause("data_missing", what, fix)
 
 
-def manifest(folder: str, cache: str | None = None) -> list[dict[str, Any]]:
-    """Name, size and sha256 of every shard of a folder on the controller.
+def manifest(folder: str, cache: str | None = None, say: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """Name, size, sha256 and row groups of every shard of a folder on the controller.
 
-    Digests are remembered by name, size and time of change; the first host's task computes them, others wait for it.
+    What was read is remembered; the first host's task reads, others wait for it.
 
     :param folder: absolute path.
+    :param say: told now and then how far it is.
     :raises ShardsError: there is nothing that nanochat could train from.
     """
     try:
@@ -39,7 +41,7 @@ def manifest(folder: str, cache: str | None = None) -> list[dict[str, Any]]:
         raise ShardsError(
             f"nanochat_dataset_dir: {folder}: {problem.strerror}", "a folder of *.parquet here"
         ) from problem
-    odd = [name for name in names if not name.isprintable() or any(0xDC80 <= ord(letter) <= 0xDCFF for letter in name)]
+    odd = [name for name in names if not name.isprintable()]
     if odd:
         raise ShardsError(f"nanochat_dataset_dir: {folder} has a file with an unusable name: {odd[0]!r}", "rename it")
     if len(names) < 2:
@@ -47,23 +49,25 @@ def manifest(folder: str, cache: str | None = None) -> list[dict[str, Any]]:
             f"nanochat_dataset_dir: {folder} has {len(names)} *.parquet; nanochat needs two, the last is for validation"
         )
         raise ShardsError(what)
-    memory = Path(cache_folder(cache), "manifests", hashlib.sha256(os.fsencode(folder)).hexdigest()[:24] + ".json")
-    with exclusive(str(memory.with_suffix(".lock"))):
-        try:
-            known = json.loads(memory.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            known = {}
-        fresh: dict[str, list[Any]] = {}
-        for name in names:
-            path = os.path.join(folder, name)
-            stat = os.stat(path)
-            signature = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-            entry = known.get(name) if isinstance(known, dict) else None
-            same = isinstance(entry, list) and entry[:-1] == signature
-            fresh[name] = entry if same and entry else [*signature, sha256_file(path)]
-        if fresh != known:
-            write_atomic(str(memory), json.dumps(fresh).encode())
-    return [{"name": name, "size": entry[0], "sha256": entry[-1]} for name, entry in fresh.items()]
+    memory = cache_folder(cache)
+    lock = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24] + ".lock"
+    try:
+        with exclusive(os.path.join(memory, "manifests", lock), timeout=7200):
+            found = remembering.complete(memory, folder, say)
+    except OSError as problem:
+        raise ShardsError(f"nanochat_dataset_dir: {problem}", "make it readable here") from problem
+    return [one.as_dict() for one in found if one.name in names]
+
+
+def known_digest(folder: str, cache: str | None = None) -> str | None:
+    """One digest of the shards of a folder on the controller, without reading them.
+
+    :returns: a text that equals no digest while some were not read as they are now; C(None) when there are none.
+    """
+    found = remembering.remembered(cache_folder(cache), folder)
+    if any(one.sha256 is None for one in found):
+        return "not read yet"
+    return remembering.digest(found) if found else None
 
 
 def tokenizer_folder(digests: dict[str, str], cache: str | None = None) -> str:
@@ -95,16 +99,3 @@ def kept_tokenizer(digests: dict[str, str], cache: str | None = None) -> dict[st
     except OSError:
         return None
     return paths if whole else None
-
-
-def difference(mine: list[list[Any]], masters: list[list[Any]]) -> str | None:
-    """How two lists of shards differ, in words; C(None) when they are equal."""
-    here, there = {str(name): int(size) for name, size in mine}, {str(name): int(size) for name, size in masters}
-    if here == there:
-        return None
-    first = min(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-
-    def size(of: dict[str, int]) -> str:
-        return f"{of[first]} bytes" if first in of else "missing"
-
-    return f"{len(here)} shards here, {len(there)} on the master; {first}: {size(here)} here, {size(there)} there"

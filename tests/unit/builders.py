@@ -102,14 +102,16 @@ def node(host: str = "workstation", the_run: dict[str, Any] | None = None, **val
 
 
 def data(**values: Any) -> dict[str, Any]:
-    listed = [["shard_00000.parquet", 10], ["shard_00001.parquet", 20]]
+    listed = [["shard_00000.parquet", 10, "0" * 64, 8], ["shard_00001.parquet", 20, "1" * 64, 8]]
     tokenizer = {"present": True, "sha256": "a" * 64, "token_bytes_sha256": "b" * 64, "vocab_size": None}
     return {
         "dir": "/data",
         "shards": 2,
         "bytes": 30,
         "manifest": "m1",
+        "unread": 0,
         "list": listed,
+        "row_groups": {"validation": 8, "fewest": 8, "most": 8},
         "tokenizer": tokenizer,
         **values,
     }

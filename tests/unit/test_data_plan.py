@@ -165,7 +165,7 @@ def test_hosts_that_share_a_folder_get_it_once() -> None:
 
 def test_space_is_looked_at_first() -> None:
     plan = make(look(0, 1, 2), look(0, shard(1, "f"), free_bytes=2000), repair=True)
-    assert codes(plan) == [("data_missing", "laptop")] and "GB free" in plan["causes"][0]["what"]
+    assert codes(plan) == [("disk_full", "laptop")] and "GB free" in plan["causes"][0]["what"]
     assert codes(make(look(0, 1, 2), look(0, 1, free_bytes=2000))) == []
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shards and tokenizers: what is missing, what arrived damaged, what belongs to a user."""
+"""Steps of the module: what is here, what arrived damaged, what belongs to a user, what nanochat makes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 import software
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import manifest
+from ansible_collections.torchlan.nanochat.plugins.module_utils.data_host import TOKENIZER_FILES, DataHost, keep_old
 from ansible_collections.torchlan.nanochat.plugins.modules import dataset
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import shards
 
@@ -79,40 +81,55 @@ def checkout(tmp_path: Path) -> Path:
 def do(base: Path, step: str, check_mode: bool = False, **more: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
         "base_dir": str(base), "step": step, "files": [], "python": sys.executable, "shards": 0, "tokenizer_args": [],
+        "checkout": "/nowhere",
     }  # fmt: skip
-    return dataset.Dataset({**given, **more}, check_mode).do()
+    return dataset.do(DataHost({**given, **more}, check_mode))
 
 
 def codes(result: dict[str, Any]) -> list[str]:
     return [entry["code"] for entry in result["causes"]]
 
 
-def copied(own: Path, found: dict[str, Any], manifest: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the action does with what is missing."""
+def listed(result: dict[str, Any]) -> list[str]:
+    return [entry["name"] for entry in result["files"]]
+
+
+def copied(own: Path, folder: Path, names: list[str] | None = None) -> list[dict[str, Any]]:
+    """What the action does with what is to be sent."""
     files = []
-    for index, entry in enumerate(entry for entry in manifest if entry["name"] in found["missing"]):
-        path = Path(found["folder"], f".torchlan-x-{index}.part")
-        shutil.copy(own / entry["name"], path)
-        files.append({**entry, "path": str(path)})
+    for index, entry in enumerate(shards.manifest(str(own))):
+        if names is None or entry["name"] in names:
+            path = folder / f".torchlan-x-{index}.part"
+            shutil.copy(own / entry["name"], path)
+            files.append({**entry, "path": str(path)})
     return files
 
 
-def bring(own: Path, base: Path, **more: Any) -> dict[str, Any]:
-    manifest = shards.manifest(str(own))
-    found = do(base, "look", manifest=manifest, parts=".torchlan-x-", **more)
-    if codes(found) or not found["missing"]:
+def bring(own: Path, base: Path, names: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    given = {"own_shards": True, "parts": ".torchlan-x-", **more}
+    found = do(base, "ready", **given)
+    if codes(found):
         return found
-    return do(base, "receive", manifest=manifest, files=copied(own, found, manifest), **more)
+    return do(base, "receive", files=copied(own, Path(found["folder"]), names), **given)
 
 
-def test_the_manifest_is_remembered_by_size_and_time(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = shards.manifest(str(own))
-    assert [entry["name"] for entry in first] == sorted(path.name for path in own.iterdir())
+# ---- the controller's own folder ----
+
+
+def test_the_controller_reads_its_folder_once(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shards.known_digest(str(own)) == "not read yet"
+    said: list[str] = []
+    first = shards.manifest(str(own), say=said.append)
+    assert [entry["name"] for entry in first] == sorted(path.name for path in own.iterdir()) and len(said) == 4
     assert first[-1]["sha256"] == hashlib.sha256((own / first[-1]["name"]).read_bytes()).hexdigest()
-    monkeypatch.setattr(shards, "sha256_file", lambda path: f"new {os.path.basename(path)}")
+    known = shards.known_digest(str(own))
+    assert known is not None and len(known) == 64
+    monkeypatch.setattr(manifest, "read", lambda path: pytest.fail(f"{path} is read again"))
     assert shards.manifest(str(own)) == first
+    monkeypatch.undo()
     (own / first[-1]["name"]).write_text("changed", encoding="utf-8")
-    assert [entry["sha256"] for entry in shards.manifest(str(own))][-1] == f"new {first[-1]['name']}"
+    assert shards.known_digest(str(own)) == "not read yet"
+    assert shards.known_digest(str(own / "nothing")) is None
 
 
 @pytest.mark.parametrize("kind", ["missing", "one", "line break"])
@@ -127,34 +144,44 @@ def test_a_folder_that_nanochat_could_not_train_from_is_refused(kind: str, own: 
     assert caught.value.cause["code"] == "data_missing"
 
 
-def test_only_what_is_missing_or_differs_is_sent(own: Path, base: Path) -> None:
-    manifest = shards.manifest(str(own))
-    predicted = do(base, "look", check_mode=True, manifest=manifest)
-    assert len(predicted["missing"]) == 4 and not base.exists()
+# ---- shards of a host ----
+
+
+def test_a_look_reads_once_and_predicts_without_reading(own: Path, base: Path) -> None:
+    folder = software.write_shards(base / "base_data_climbmix")
+    predicted = do(base, "look", check_mode=True)
+    assert [entry["sha256"] for entry in predicted["files"]] == [None] * 3
+    assert os.listdir(base) == ["base_data_climbmix"], "nothing is written"
+    found = do(base, "look")
+    assert (found["changed"], found["causes"], found["busy"], found["folder"]) == (False, [], [], str(folder))
+    assert [entry["sha256"] for entry in found["files"]] == [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
+    ]
+    assert found["free_bytes"] > 0 and found["folder_id"] == do(base, "look")["folder_id"]
+    assert do(base, "look", check_mode=True)["files"] == found["files"], "it is remembered"
+
+
+def test_what_was_copied_is_taken_and_remembered(own: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bring(own, base)
-    assert (first["changed"], codes(first), len(first["shards"])) == (True, [], 4)
+    assert (first["changed"], codes(first), first["actions"]) == (True, [], ["copied 4 shard(s)"])
     folder = base / "base_data_climbmix"
     assert first["folder"] == str(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in own.iterdir())
-    again = bring(own, base)
-    assert (again["changed"], again["missing"], again["actions"]) == (False, [], [])
-    # same size, other content; shorter; gone
-    names = [entry["name"] for entry in manifest]
-    text = (folder / names[1]).read_text(encoding="utf-8")
-    (folder / names[1]).write_text(text.replace("cats", "dogs"), encoding="utf-8")
-    (folder / names[2]).write_text(text[:100], encoding="utf-8")
-    (folder / names[3]).unlink()
-    assert do(base, "look", manifest=manifest)["missing"] == names[1:]
-    assert bring(own, base)["actions"] == ["copied 3 shard(s)"]
-    assert all((folder / name).read_bytes() == (own / name).read_bytes() for name in names)
+    monkeypatch.setattr(manifest, "read", lambda path: pytest.fail(f"{path} is read again"))
+    assert do(base, "look")["files"] == shards.manifest(str(own))
     assert not list(base.parent.rglob("pwned"))
 
 
-def test_a_digest_is_computed_once(own: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_replaced_is_kept(own: Path, base: Path) -> None:
     bring(own, base)
-    do(base, "look", manifest=shards.manifest(str(own)))
-    monkeypatch.setattr(dataset, "sha256_file", lambda path: pytest.fail(f"{path} is read again"))
-    assert do(base, "look", manifest=shards.manifest(str(own)))["missing"] == []
+    folder = base / "base_data_climbmix"
+    name = shards.manifest(str(own))[1]["name"]
+    for text in ("mine", "mine again"):
+        (folder / name).write_text(text, encoding="utf-8")
+        assert bring(own, base, [name])["actions"] == ["copied 1 shard(s)"]
+        assert (folder / name).read_bytes() == (own / name).read_bytes()
+    assert [(folder / (name + end)).read_text() for end in (".old", ".old2")] == ["mine", "mine again"]
+    assert len(do(base, "look")["files"]) == 4, "nanochat does not read what is kept"
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "gone", "empty"])
@@ -162,9 +189,8 @@ def test_a_digest_is_computed_once(own: Path, base: Path, monkeypatch: pytest.Mo
 def test_a_damaged_file_is_never_taken_for_whole(
     damage: str, elsewhere: bool, own: Path, base: Path, tmp_path: Path
 ) -> None:
-    manifest = shards.manifest(str(own))
-    found = do(base, "look", manifest=manifest, parts=".torchlan-x-")
-    files = copied(own, found, manifest)
+    folder = Path(do(base, "ready", own_shards=True)["folder"])
+    files = copied(own, folder)
     if elsewhere:
         for entry in files:
             entry["path"] = shutil.move(entry["path"], tmp_path)
@@ -173,29 +199,42 @@ def test_a_damaged_file_is_never_taken_for_whole(
     path.write_bytes({"short": content[:-1], "flipped": b"?" + content[1:], "empty": b""}.get(damage, content))
     if damage == "gone":
         path.unlink()
-    result = do(base, "receive", manifest=manifest, files=files)
+    (folder / files[0]["name"]).write_text("what was there", encoding="utf-8")
+    result = do(base, "receive", files=files)
     assert codes(result) == ["data_missing"]
-    assert len(result["shards"]) == 3, "the others are whole"
-    assert not (Path(found["folder"]) / manifest[0]["name"]).exists()
-    assert not [name for name in os.listdir(found["folder"]) if name.startswith(".")]
-    assert bring(own, base)["actions"] == ["copied 1 shard(s)"]
+    assert (folder / files[0]["name"]).read_text(encoding="utf-8") == "what was there"
+    assert not [name for name in os.listdir(folder) if name.startswith(".") or name.endswith(".old")]
+    assert len(do(base, "look")["files"]) == 4, "the others are whole"
+    assert bring(own, base, [files[0]["name"]])["actions"] == ["copied 1 shard(s)"]
 
 
-def test_a_broken_transfer_s_leftovers_are_removed_and_never_listed(own: Path, base: Path) -> None:
-    found = do(base, "look", manifest=shards.manifest(str(own)), parts=".torchlan-x-")
-    (Path(found["folder"]) / ".torchlan-x-0.part").write_text("half", encoding="utf-8")
-    (Path(found["folder"]) / ".torchlan-y-0.part").write_text("another host's", encoding="utf-8")
-    assert do(base, "look")["shards"] == []
-    do(base, "look", manifest=shards.manifest(str(own)), parts=".torchlan-x-")
-    assert os.listdir(found["folder"]) == [".torchlan-y-0.part"]
+def test_a_broken_transfer_s_leftovers_are_removed_and_never_listed(base: Path) -> None:
+    folder = Path(do(base, "ready", parts=".torchlan-x-")["folder"])
+    (folder / ".torchlan-x-0.part").write_text("half", encoding="utf-8")
+    (folder / ".torchlan-y-0.part").write_text("another host's", encoding="utf-8")
+    assert do(base, "look")["files"] == []
+    do(base, "ready", parts=".torchlan-x-")
+    assert os.listdir(folder) == [".torchlan-y-0.part"]
 
 
-def test_extra_shards_are_named_and_stay(own: Path, base: Path) -> None:
+def test_files_are_set_aside_and_not_deleted(base: Path) -> None:
     folder = software.write_shards(base / "base_data_climbmix", count=5)
-    result = bring(own, base)
-    assert (codes(result), result["changed"]) == (["dataset_extra"], False)
-    assert "shard_00003.parquet, shard_00004.parquet" in result["causes"][0]["what"]
-    assert len(list(folder.iterdir())) == 5
+    names = ["shard_00003.parquet", "shard_00004.parquet"]
+    assert do(base, "ready", aside=names)["actions"] == [f"set {name} aside" for name in names]
+    assert sorted(os.listdir(folder / ".torchlan-aside")) == names
+    assert len(listed(do(base, "look"))) == 3
+    software.write_shards(folder, count=4)
+    assert do(base, "ready", aside=names[:1])["changed"]
+    assert sorted(os.listdir(folder / ".torchlan-aside")) == [names[0], f"{names[0]}.old", names[1]]
+
+
+def test_what_another_module_brought_is_remembered(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = software.write_shards(base / "base_data_climbmix")
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    files = [{"name": name, "size": size, "sha256": "f" * 64} for name, size in sorted(sizes.items())]
+    files[1]["size"] = 7
+    assert not do(base, "remember", files=files)["changed"]
+    assert [one.sha256 for one in manifest.remembered(str(base), str(folder))] == ["f" * 64, None, "f" * 64]
 
 
 def test_another_data_folder_and_the_older_one_of_nanochat(own: Path, base: Path, tmp_path: Path) -> None:
@@ -206,13 +245,90 @@ def test_another_data_folder_and_the_older_one_of_nanochat(own: Path, base: Path
     assert bring(own, base)["folder"] == str(base / "base_data_climbmix"), "and it is not mixed with other data"
 
 
-def test_a_folder_that_cannot_be_used_is_a_cause(own: Path, base: Path) -> None:
+def test_what_cannot_be_used_is_a_cause(own: Path, base: Path, tmp_path: Path) -> None:
+    folder = software.write_shards(base / "base_data_climbmix")
+    (folder / "a\nb.parquet").write_text("", encoding="utf-8")
+    assert codes(do(base, "look")) == ["path_invalid"]
+    base = tmp_path / "file"
     base.write_text("a file", encoding="utf-8")
     assert codes(bring(own, base)) == ["path_invalid"]
 
 
+def test_a_second_name_for_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "a"
+    assert keep_old(str(place)) is None
+
+    def link(*_args: Any, **_more: Any) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    for expected in ("a.old", "a.old2"):
+        place.write_text("x", encoding="utf-8")
+        assert keep_old(str(place)) == expected
+    assert not place.exists() and (tmp_path / "a.old2").exists()
+
+
+# ---- more row groups ----
+
+FAKE_ARROW = """
+import os, shutil, sys
+class Metadata:
+    num_rows, num_row_groups = 100, 9
+    def row_group(self, _number): return self
+    def column(self, _number): return self
+    compression = "ZSTD"
+class ParquetFile:
+    schema_arrow = None
+    def __init__(self, path): self.path, self.metadata = path, Metadata()
+    def read(self): return self.path
+class ParquetWriter:
+    def __init__(self, path, schema, compression): self.path = path
+    def __enter__(self): return self
+    def __exit__(self, *_why): pass
+    def write_table(self, path, row_group_size):
+        if row_group_size == 25: raise SystemExit("no memory")
+        open(self.path, "w").write("%s in groups of %d" % (os.path.basename(path), row_group_size))
+"""
+
+
+@pytest.fixture()
+def arrow(checkout: Path) -> Path:
+    """A pyarrow in the folder where nanochat's programs run, which says what it was asked for."""
+    (checkout / "pyarrow").mkdir()
+    (checkout / "pyarrow" / "__init__.py").write_text("", encoding="utf-8")
+    (checkout / "pyarrow" / "parquet.py").write_text(FAKE_ARROW, encoding="utf-8")
+    return checkout
+
+
+def test_a_file_is_rewritten_and_the_old_one_kept(base: Path, arrow: Path) -> None:
+    folder = software.write_shards(base / "base_data_climbmix")
+    name = "shard_00002.parquet"
+    (folder / ".torchlan-rewritten-x.part").write_text("of a call that was ended", encoding="utf-8")
+    more = {"names": [name], "row_groups": 8, "checkout": str(arrow)}
+    assert do(base, "rewrite", check_mode=True, **more)["changed"] and len(os.listdir(folder)) == 4
+    before = (folder / name).read_bytes()
+    assert do(base, "rewrite", **more)["actions"] == [f"rewrote {name} into 8 or more row groups"]
+    assert (folder / name).read_text(encoding="utf-8") == f"{name} in groups of 12"
+    assert (folder / f"{name}.old").read_bytes() == before and len(os.listdir(folder)) == 4
+    failed = do(base, "rewrite", **{**more, "row_groups": 4})
+    assert (codes(failed), "no memory" in failed["causes"][0]["what"]) == (["row_groups_few"], True)
+    assert len(os.listdir(folder)) == 4
+    failed = do(base, "rewrite", **{**more, "row_groups": 101})
+    assert "100 rows for 101 ranks" in failed["causes"][0]["what"]
+    assert codes(do(base, "rewrite", **{**more, "checkout": "/nowhere"})) == ["row_groups_few"]
+
+
+# ---- what nanochat makes on the master ----
+
+
 def prepare(base: Path, checkout: Path, check_mode: bool = False, **more: Any) -> dict[str, Any]:
-    return do(base, "prepare", check_mode, checkout=str(checkout), **more)
+    """Download, then train, as on the master."""
+    given = {"checkout": str(checkout), **more}
+    first = do(base, "download", check_mode, **given)
+    if codes(first):
+        return first
+    second = do(base, "train", check_mode, **given)
+    return {**second, "actions": first["actions"] + second["actions"], "changed": first["changed"] or second["changed"]}
 
 
 def tokenizer(base: Path) -> Any:
@@ -236,6 +352,7 @@ def test_the_tokenizer_is_trained_once_from_the_right_folder(base: Path, checkou
 
 def test_a_tokenizer_that_broke_off_leaves_nothing(base: Path, checkout: Path) -> None:
     software.write_shards(base / "base_data_climbmix")
+    (base / ".torchlan-tokenizer-x").mkdir()  # of a training that was ended from outside
     failed = prepare(base, checkout, tokenizer_args=["--die"])
     assert (codes(failed), failed["changed"]) == (["tokenizer_missing"], False)
     assert "MemoryError: too much" in failed["causes"][0]["what"]
@@ -335,22 +452,31 @@ def test_the_tokenizer_is_copied_byte_for_byte(base: Path, checkout: Path, tmp_p
     assert shards.kept_tokenizer(digests) is None
 
 
-@pytest.mark.parametrize("name", dataset.TOKENIZER_FILES)
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
 def test_another_tokenizer_is_named_and_stays(name: str, base: Path) -> None:
     (base / "tokenizer").mkdir(parents=True)
     (base / "tokenizer" / name).write_text("mine", encoding="utf-8")
-    result = do(base, "write", tokenizer=dict.fromkeys(dataset.TOKENIZER_FILES, "f" * 64))
+    result = do(base, "write", tokenizer=dict.fromkeys(TOKENIZER_FILES, "f" * 64))
     assert (codes(result), result["changed"]) == (["tokenizer_differs"], False)
     what = result["causes"][0]["what"]
     assert hashlib.sha256(b"mine").hexdigest()[:12] in what and "f" * 12 in what
     assert (base / "tokenizer" / name).read_text(encoding="utf-8") == "mine"
 
 
-def test_differences_between_hosts_in_words() -> None:
-    mine, theirs = [["a", 1], ["b", 2]], [["a", 1], ["b", 3], ["c", 1]]
-    assert shards.difference(mine, mine) is None
-    assert shards.difference(mine, theirs) == "2 shards here, 3 on the master; b: 2 bytes here, 3 bytes there"
-    assert shards.difference([], mine) == "0 shards here, 2 on the master; a: missing here, 1 bytes there"
+def test_another_tokenizer_is_replaced_on_request_and_kept(base: Path, tmp_path: Path) -> None:
+    (base / "tokenizer").mkdir(parents=True)
+    digests, files = {}, []
+    for name in TOKENIZER_FILES:
+        (base / "tokenizer" / name).write_text("mine", encoding="utf-8")
+        (tmp_path / name).write_text(f"the master's {name}", encoding="utf-8")
+        digests[name] = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        size = (tmp_path / name).stat().st_size
+        files.append({"name": name, "path": str(tmp_path / name), "size": size, "sha256": digests[name]})
+    assert do(base, "write", check_mode=True, tokenizer=digests, replace=True)["actions"] == ["copied the tokenizer"]
+    assert do(base, "write", tokenizer=digests, replace=True)["needs_tokenizer"]
+    done = do(base, "write", tokenizer=digests, replace=True, files=files)
+    assert (done["actions"], done["tokenizer"]) == (["copied the tokenizer"], digests)
+    assert (base / "tokenizer" / "tokenizer.pkl.old").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize(("words", "expected"), [((), ["run_in_progress"]), (("torchlan_smoke",), [])])
@@ -363,7 +489,14 @@ def test_a_run_that_reads_this_data_is_not_disturbed(
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline()
+            found = do(base, "look")
+            assert (codes(found), codes({"causes": found["busy"]})) == ([], expected), "looking disturbs nobody"
             assert codes(bring(own, base)) == expected
+            assert (
+                codes(do(base, "rewrite", names=[], row_groups=2))
+                == codes(do(base, "train", check_mode=True))
+                == expected
+            )
         finally:
             process.kill()
     assert codes(bring(own, base)) == []

@@ -36,7 +36,7 @@ STRINGS: list[tuple[str, Any, Any]] = [
     ),
     *(
         (name, text, value)
-        for name in ("nanochat_runner", "nanochat_relaunch", "nanochat_keep_failed")
+        for name in ("nanochat_runner", "nanochat_relaunch", "nanochat_keep_failed", "nanochat_dataset_repair")
         for text, value in (
             ("true", True),
             ("True", True),
