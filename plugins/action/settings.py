@@ -41,6 +41,10 @@ class ActionModule(ActionBase):
         except AnsibleError as problem:
             causes.append(cause("group_missing", str(problem)))
             coerced["nanochat_hosts"] = [host]  # somebody has to be asked, so that this is said
+        # Known or not is all that is said about it.
+        names = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+        given = self._play_context.become_pass or any(task_vars.get(name) for name in names)
+        coerced["become_password"] = bool(given)
         coerced["ssh"] = _ssh_words(host, connection_of(self._templar, task_vars))
         result.update(changed=False, settings=coerced, causes=causes + problems)
         return result

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import packages
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.module_utils.run_processes import RUN_DIR_VARIABLE, processes
 from ansible_collections.torchlan.nanochat.plugins.module_utils.run_stop import port_holder, port_is_free
@@ -30,7 +31,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.runs import (
     read_text,
     telling_line,
 )
-from ansible_collections.torchlan.nanochat.plugins.module_utils.tmux import Tmux, TmuxError, install_command
+from ansible_collections.torchlan.nanochat.plugins.module_utils.tmux import Tmux, TmuxError
 
 # How long until torchrun is there; a shell and a 0600 file are all that come before it.
 _AGENT_WITHIN_S = 15.0
@@ -97,7 +98,7 @@ def _obstacles(order: Order, tmux: Tmux, now: dict[str, Any]) -> list[dict[str, 
     """Why this run cannot start here."""
     causes = []
     if tmux.program is None:
-        causes.append(cause("tmux_missing", "tmux is not installed", install_command()))
+        causes.append(cause("tmux_missing", "tmux is not installed", packages.hint(["tmux"])))
     pids = ", ".join(str(entry["pid"]) for entry in now["processes"])
     if now["state"] == "alive":
         what = "attempt %s of run %s is alive here (pid %s)" % (now["attempt"], order.paths.run, pids)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import sysconfig
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.asked import Asked, read_text
@@ -18,29 +19,38 @@ MARKER = ".torchlan.json"
 # -I shuts out the current folder and PYTHONPATH. It shuts out user packages too, which only an interpreter outside of a
 # virtual environment would see.
 _QUESTION = """
-import json, site, sys
+import json, os, site, sys, sysconfig
 path = list(sys.path)
 if sys.prefix == sys.base_prefix:
     path.append(site.getusersitepackages())
-print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "path": path}))
+headers = os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "path": path, "headers": headers}))
 """
 
 
+def which(*names: str) -> str | None:
+    """The first of these programs. ssh without a login shell has a short PATH, so usual places are tried as well."""
+    usual = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin", "/snap/bin")
+    path = os.pathsep.join([os.environ.get("PATH", ""), *map(os.path.expanduser, usual)])
+    return next((there for there in (shutil.which(name, path=path) for name in names) if there), None)
+
+
 def tools() -> dict[str, str | None]:
-    """Where the programs are. ssh without a login shell has a short PATH, so their usual places are tried as well."""
-    usual = [
-        os.path.expanduser("~/.local/bin"),
-        os.path.expanduser("~/.cargo/bin"),
-        "/usr/local/bin",
-        "/usr/bin",
-        "/snap/bin",
-    ]
-    path = os.pathsep.join([os.environ.get("PATH", ""), *usual])
-    found = {name: shutil.which(name, path=path) for name in ("tmux", "git", "uv")}
-    found["cc"] = next(
-        (there for there in (shutil.which(name, path=path) for name in ("cc", "gcc", "clang")) if there), None
-    )
-    return found
+    """Where the programs are. torch.compile takes any C++ compiler of these."""
+    found = {name: which(name) for name in ("tmux", "git", "uv")}
+    return {**found, "compiler": which("g++", "c++", "clang++")}
+
+
+def lacking(needs: list[str], headers: bool | None) -> list[str]:
+    """What of C(tmux), C(git), C(compiler) and C(headers) is needed and not here.
+
+    :param headers: whether the environment's interpreter has its C headers; C(None) when there is no environment yet,
+        which this interpreter stands for then.
+    """
+    if headers is None:
+        headers = os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+    have: dict[str, Any] = {**tools(), "headers": headers}
+    return [name for name in needs if not have[name]]
 
 
 class Environment:
@@ -61,7 +71,8 @@ class Environment:
             "version": None,
             "torch": None,
             "torch_build": None,
-            "marker": _marker(self._marker_folder),
+            "headers": None,
+            "marker": read_marker(self._marker_folder),
         }
         if self._asked is None:
             found["problem"] = f"there is no {self._python}"
@@ -75,7 +86,7 @@ class Environment:
         if not isinstance(answer, dict):
             found["problem"] = f"{self._python} does not run: {problem}"
             return found
-        found["version"] = answer["version"]
+        found["version"], found["headers"] = answer["version"], answer["headers"]
         found["torch"], found["torch_build"], found["problem"] = torch_of(answer["path"])
         if found["torch"] and not found["problem"]:
             found["state"] = "ready"
@@ -110,7 +121,8 @@ def _build(source: str) -> str | None:
     return "cpu" if re.search(r"^cuda\b", source, re.MULTILINE) else None
 
 
-def _marker(folder: str | None) -> dict[str, Any] | None:
+def read_marker(folder: str | None) -> dict[str, Any] | None:
+    """What the environment in this folder was made from, by the collection's own note."""
     text = read_text(os.path.join(folder, MARKER)) if folder else None
     try:
         value = json.loads(text) if text else None

@@ -23,15 +23,6 @@ _PLACES = "/usr/local/bin:/usr/bin:/bin:/opt/bin:/snap/bin:/usr/pkg/bin"
 # A server that is started from inside another run or session must not hand that one's marks to its panes.
 _NOT_INHERITED = ("TMUX", "TMUX_PANE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-_INSTALL = (
-    (("debian", "ubuntu"), "sudo apt-get install -y tmux"),
-    (("fedora", "rhel", "centos"), "sudo dnf install -y tmux"),
-    (("suse", "opensuse"), "sudo zypper install -y tmux"),
-    (("arch",), "sudo pacman -S --noconfirm tmux"),
-    (("alpine",), "sudo apk add tmux"),
-    (("nixos",), "nix-env -iA nixos.tmux"),
-)
-
 
 class TmuxError(Exception):
     """tmux did not do it; the text is what it said."""
@@ -135,23 +126,6 @@ class Tmux:
         if done.returncode != 0:
             raise TmuxError(done.stderr.decode("utf-8", "replace").strip() or "exit status %d" % done.returncode)
         return done.stdout.decode("utf-8", "replace")
-
-
-def install_command(os_release: str = "/etc/os-release") -> str:
-    """How tmux is installed on this distribution."""
-    names: list[str] = []
-    try:
-        with open(os_release, encoding="utf-8") as file:
-            for line in file:
-                key, _sign, value = line.strip().partition("=")
-                if key in ("ID", "ID_LIKE"):
-                    names += value.strip("\"'").lower().split()
-    except OSError:
-        pass
-    for distributions, command in _INSTALL:
-        if any(name.startswith(distributions) for name in names):
-            return command
-    return "install the package tmux"
 
 
 def _target(session: str) -> str:

@@ -147,14 +147,6 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def package_hint(packages: Mapping[str, str]) -> str:
-    """The command that installs a package here. Keys are package managers, C(apt-get) always being among them."""
-    for manager in packages:
-        if any(os.access(os.path.join(folder, manager), os.X_OK) for folder in ("/usr/bin", "/bin", "/usr/local/bin")):
-            return f"sudo {manager} install -y {packages[manager]}"
-    return f"sudo apt-get install -y {packages['apt-get']}"
-
-
 def _names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))

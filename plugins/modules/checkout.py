@@ -97,14 +97,13 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils import in_use
+from ansible_collections.torchlan.nanochat.plugins.module_utils import in_use, packages
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import (
     answer,
     expand,
     last_lines,
     locked,
-    package_hint,
     run,
 )
 
@@ -164,8 +163,7 @@ class Checkout:
     def bring(self, bundle: str | None, shallow: list[str], origin: str | None) -> dict[str, Any]:
         """Bring the folder to the commit, or say why not, or that a bundle is needed for it."""
         if shutil.which("git") is None:
-            hint = package_hint({"apt-get": "git", "dnf": "git", "zypper": "git", "pacman": "git"})
-            return self.bad("git_missing", "git is not installed", hint)
+            return self.bad("git_missing", "git is not installed", packages.hint(["git"]))
         self.causes += in_use.of_checkout(self.path)
         if self.causes:
             return self.result("none")

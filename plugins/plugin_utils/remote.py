@@ -9,10 +9,13 @@ action always succeeds; what went wrong is in its result under C(nanochat_lost),
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
@@ -44,7 +47,8 @@ class RemoteAction(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
-        started = time.monotonic()
+        started = self._said = time.monotonic()
+        self._task_host = str((task_vars or {}).get("inventory_hostname", ""))
         try:
             result.update(self.work(dict(self._task.args), task_vars or {}))
         except Lost as lost:
@@ -59,14 +63,18 @@ class RemoteAction(ActionBase):
         """What this action does on its host; the default is the module with the task's own arguments."""
         return self.remote(args, task_vars)
 
-    def remote(self, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        """Run the module of this action's name.
+    def remote(
+        self, module_args: dict[str, Any], task_vars: dict[str, Any], module: str | None = None
+    ) -> dict[str, Any]:
+        """Run the module of this action's name, or another one.
 
         :raises Lost: the host could not be reached or the module broke; C(run) turns it into data.
         """
         host = task_vars["inventory_hostname"]
         try:
-            result = self._execute_module(module_name=self._task.action, module_args=module_args, task_vars=task_vars)
+            result = self._execute_module(
+                module_name=module or self._task.action, module_args=module_args, task_vars=task_vars
+            )
         except AnsibleConnectionFailure as problem:
             raise Lost(_ssh_cause(host, str(problem), connection_of(self._templar, task_vars))) from problem
         except AnsibleError as problem:
@@ -76,6 +84,41 @@ class RemoteAction(ActionBase):
         if result.get("failed"):
             raise Lost(_module_cause(host, " ".join(_texts(result))))
         return dict(result)
+
+    def patient(self, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Run a module whose work may take minutes (C(module_utils/background.py)), telling its progress."""
+        result = self.remote(module_args, task_vars)
+        shown = ""
+        while "job" in result:
+            text = result["progress"].rpartition(", ")[0]  # without the seconds
+            self.say(result["progress"], every_s=30 if text == shown else 8)
+            shown = text
+            result = self.remote({**module_args, "job": result["job"]}, task_vars)
+        return result
+
+    def say(self, text: str, every_s: float = 0) -> None:
+        """Tell a person what is going on on this host; with C(every_s), not more often than that."""
+        now = time.monotonic()
+        if now - self._said >= every_s:
+            self._said = now
+            self._display.display(f"{self._task_host}: {text}")
+
+    @contextlib.contextmanager
+    def ticking(self, text: str) -> Iterator[None]:
+        """Say every 15 s that a module of somebody else's is still at work."""
+        done, began = threading.Event(), time.monotonic()
+
+        def tick() -> None:
+            while not done.wait(15):
+                self.say(f"{text}, {time.monotonic() - began:.0f} s")
+
+        ticker = threading.Thread(target=tick, daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            done.set()
+            ticker.join()
 
     def put(self, source: str | bytes, remote_path: str) -> None:
         """Copy a file of the controller (a path) or bytes to C(remote_path) on the host.

@@ -79,6 +79,11 @@ class Source:
         """Whether the commit is in this repository."""
         return bool(_FULL_COMMIT.match(commit)) and _try(self.git_dir, "cat-file", "-e", commit + "^{commit}")[0] == 0
 
+    def read(self, name: str) -> str | None:
+        """A text file at the commit; C(None) when there is none."""
+        code, text = _try(self.git_dir, "cat-file", "blob", f"{self.commit}:{name}")
+        return None if code else text
+
     def requirements(self, torch_requirement: str | None = None, extra: str | None = None) -> list[str]:
         """What the environment of this commit needs, for pip.
 
@@ -86,9 +91,9 @@ class Source:
         :param extra: optional group of pyproject.toml to be included, such as C(cpu) or C(gpu); may be missing there.
         :raises SourceError: there is no usable pyproject.toml at the commit.
         """
-        code, text = _try(self.git_dir, "cat-file", "blob", self.commit + ":pyproject.toml")
+        text = self.read("pyproject.toml")
         where = f"pyproject.toml of {self.repo_shown} at {self.commit[:10]}"
-        if code:
+        if text is None:
             raise SourceError(
                 "install_failed",
                 f"{where} does not exist, so the requirements are unknown",

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import software
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import environments, interpreters
+from ansible_collections.torchlan.nanochat.plugins.module_utils import software as host_software
+from ansible_collections.torchlan.nanochat.plugins.module_utils.background import Progress
 from ansible_collections.torchlan.nanochat.plugins.modules import environment
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.deliver import pip_arguments
 
@@ -84,7 +87,8 @@ def make(place: Path, wheels: Path | None = None, check_mode: bool = False, **mo
     }
     if wheels:
         given["pip_args"] = ["--no-index", f"--find-links={wheels}"]
-    return environment.Environment({**given, **more}, check_mode).make()
+    given = {**given, "base_dir": str(place / "base"), **more}
+    return environment.environment(given, check_mode).step(str(given.get("step", "make")), Progress())
 
 
 def codes(result: dict[str, Any]) -> list[str]:
@@ -126,9 +130,63 @@ def test_a_failed_installation_says_why_and_does_not_break_what_was_there(
     assert outcome(make(place, wheels, check_mode=True)) == ("create", True, []), "a broken first attempt is made anew"
     stamp = os.stat(there / ".venv" / "pyvenv.cfg").st_mtime_ns
     assert codes(make(there, wheels, requirements=["torch", "no-such-thing"])) == ["install_failed"]
-    assert marker(there)["digest"] is None
-    assert outcome(make(there, wheels, requirements=["torch", "tiny-dep==1.0"])) == ("update", True, [])
+    assert outcome(make(there, wheels, requirements=["torch", "tiny-dep==1.0"])) == ("none", False, [])
     assert os.stat(there / ".venv" / "pyvenv.cfg").st_mtime_ns == stamp
+
+
+def test_what_cannot_be_installed_from_the_wheelhouse_leaves_a_mark(there: Path, wheels: Path) -> None:
+    wanted = {"requirements": ["torch", "tiny-dep==2.0"]}
+    house = Path(make(there, wheels, step="fetch", **wanted)["folder"])
+    broken = house / "tiny_dep-2.0-py3-none-any.whl"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"x" * len(whole))
+    assert codes(make(there, step="install", **wanted)) == ["install_failed"]
+    assert marker(there)["digest"] is None, "it is put right in place next time"
+    broken.write_bytes(whole)
+    assert outcome(make(there, step="install", **wanted)) == ("update", True, [])
+
+
+def test_fetch_once_and_install_elsewhere_without_an_index(place: Path, wheels: Path, tmp_path: Path) -> None:
+    look = make(place, wheels, step="look")
+    assert (look["needed"], look["changed"], look["files"]) == (True, False, None)
+    fetched = make(place, wheels, step="fetch")
+    assert outcome(fetched) == ("fetch", True, [])
+    assert {entry["name"].partition("-")[0] for entry in fetched["files"]} == {"torch", "tiny_dep"}
+    assert not (place / ".venv").exists()
+    assert outcome(make(place, wheels, step="fetch")) == ("none", False, []), "it is here already"
+    other = tmp_path / "other host"
+    other.mkdir()
+    there = make(other, step="look")
+    assert (there["key"], there["files"]) == (fetched["key"], None)
+    shutil.copytree(fetched["folder"], there["folder"], ignore=shutil.ignore_patterns(".manifest.json"))
+    nothing = [f"--index-url=file://{tmp_path}/nowhere"]
+    given = {"step": "install", "pip_args": nothing}
+    assert codes(make(other, **given)) == ["install_failed"], "nobody said that the files are whole"
+    made = make(other, manifest=fetched["files"], **given)
+    assert outcome(made) == ("create", True, [])
+    assert made["torch"] == "9.9.1+cpu"
+    assert outcome(make(other, **given)) == ("none", False, [])
+
+
+def test_a_file_that_is_short_is_never_taken_for_whole(place: Path, wheels: Path, tmp_path: Path) -> None:
+    fetched = make(place, wheels, step="fetch")
+    incoming = tmp_path / "incoming"
+    shutil.copytree(fetched["folder"], incoming)
+    shutil.rmtree(fetched["folder"])
+    victim = incoming / "tiny_dep-2.0-py3-none-any.whl"
+    whole = victim.read_bytes()
+    given = {"step": "fetch", "incoming": str(incoming), "manifest": fetched["files"]}
+    for bad in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
+        victim.write_bytes(bad)
+        assert codes(make(place, **given)) == ["install_failed"]
+        assert make(place, step="look")["files"] is None
+    shutil.rmtree(fetched["folder"])
+    shutil.rmtree(incoming)
+    shutil.copytree(make(place, wheels, step="fetch")["folder"], incoming)
+    shutil.rmtree(fetched["folder"])
+    assert outcome(make(place, **given)) == ("fetch", True, [])
+    (Path(fetched["folder"]) / victim.name).write_bytes(whole[:-1])
+    assert make(place, step="look")["files"] is None, "cut off later"
 
 
 def test_an_interrupted_installation_is_done_again(there: Path, wheels: Path) -> None:
@@ -197,14 +255,15 @@ def test_pip_arguments_as_people_write_them(given: list[str], words: list[str]) 
 def fake_python(path: Path, version: str, able: bool) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = ", ".join(version.split("."))
-    path.write_text(f"#!/bin/sh\necho '[[{parts}], {str(able).lower()}, \"{path}\"]'\n", encoding="utf-8")
+    answer = f'[[{parts}], {str(able).lower()}, "{path}", "x86_64", ["glibc", "2.36"]]'
+    path.write_text(f"#!/bin/sh\necho '{answer}'\n", encoding="utf-8")
     path.chmod(0o755)
     return path
 
 
 def only_these(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = sorted(path.rglob("python3*"), key=lambda entry: entry.name != "python3")
-    monkeypatch.setattr(environment, "interpreters", lambda: [str(entry) for entry in found])
+    monkeypatch.setattr(environments, "interpreters", lambda: [str(entry) for entry in found])
 
 
 def test_python3_is_taken_then_the_newest_that_can(
@@ -224,7 +283,7 @@ def test_python3_is_taken_then_the_newest_that_can(
     (folder / "python3.13").unlink()
     without = make(place, python=None, check_mode=True)
     assert codes(without) == ["venv_missing"]
-    assert "venv" in without["causes"][0]["fix"]
+    assert "venv" in without["causes"][0]["fix"] or "python" in without["causes"][0]["fix"]
     (folder / "python3.14").unlink()
     old = make(place, python=None, check_mode=True)
     assert codes(old) == ["environment_missing"]
@@ -233,7 +292,7 @@ def test_python3_is_taken_then_the_newest_that_can(
 
 def test_the_interpreters_of_this_machine_include_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
-    real = {os.path.realpath(path) for path in environment.interpreters()}
+    real = {os.path.realpath(path) for path in interpreters.interpreters()}
     assert os.path.realpath(sys.executable) in real
 
 
@@ -273,6 +332,7 @@ FAKE_UV = """#!{python}
 import os, pathlib, subprocess, sys
 print(sys.argv[1:], os.getcwd(), file=open({log!r}, "a"))
 venv = pathlib.Path(os.environ["UV_PROJECT_ENVIRONMENT"])
+os.makedirs(os.environ["UV_CACHE_DIR"], exist_ok=True)
 if os.path.exists("broken"):
     sys.exit("error: Failed to fetch")
 if not venv.exists():
@@ -284,12 +344,12 @@ for line in open("uv.lock"):
 
 
 def test_uv_syncs_the_checkout(place: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        environment.software, "tools", lambda: {"uv": shutil.which("uv", path=str(home / ".local/bin"))}
-    )
+    monkeypatch.setattr(host_software, "tools", lambda: {"uv": shutil.which("uv", path=str(home / ".local/bin"))})
+    (place / "pyproject.toml").write_text("", encoding="utf-8")
+    (place / "uv.lock").write_text("torch-9.9.1\n", encoding="utf-8")
     missing = make(place, method="uv", python=None)
-    assert codes(missing) == ["uv_missing"]
-    assert "nanochat_install_method=pip" in missing["causes"][0]["fix"]
+    assert (codes(missing), missing["lacking"]) == ([], "uv")
+    (place / "pyproject.toml").unlink()
     uv = home / ".local" / "bin" / "uv"
     uv.parent.mkdir(parents=True)
     log = tmp_path / "log"
@@ -300,7 +360,9 @@ def test_uv_syncs_the_checkout(place: Path, home: Path, tmp_path: Path, monkeypa
     (place / "uv.lock").write_text("torch-9.9.1\n", encoding="utf-8")
     assert outcome(make(place, method="uv", python=None, check_mode=True)) == ("create", True, [])
     assert outcome(make(place, method="uv", python=None, extra="gpu")) == ("create", True, [])
-    assert log.read_text(encoding="utf-8") == f"['sync', '--frozen', '--extra', 'gpu'] {place}\n"
+    first, second = log.read_text(encoding="utf-8").splitlines()
+    assert first.startswith("['sync', '--frozen', '--extra', 'gpu', '--python', '") and first.endswith(str(place))
+    assert second.replace(", '--offline'", "") == first, "what was fetched is what is installed"
     assert outcome(make(place, method="uv", python=None, extra="gpu", check_mode=True)) == ("none", False, [])
     assert outcome(make(place, method="uv", python=None, extra="gpu")) == ("none", False, [])
     (place / "uv.lock").write_text("torch-9.9.2\n", encoding="utf-8")

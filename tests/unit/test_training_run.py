@@ -25,7 +25,7 @@ from fake_run import Lab, eventually, lab_fixture  # noqa: F401
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils import run_start, tmux
 from ansible_collections.torchlan.nanochat.plugins.module_utils.runs import RunPaths, inspect_run
-from ansible_collections.torchlan.nanochat.plugins.module_utils.tmux import Tmux, install_command
+from ansible_collections.torchlan.nanochat.plugins.module_utils.tmux import Tmux
 
 
 def codes(result: dict[str, Any]) -> list[str]:
@@ -240,24 +240,6 @@ def test_no_tmux(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         result = run_start.start(run_start.Order(paths, "a1", "true", "", {}), check)
         assert (result["changed"], codes(result)) == (False, ["tmux_missing"])
         assert "tmux" in result["causes"][0]["fix"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ID=debian\n", "sudo apt-get install -y tmux"),
-        ('NAME="Linux Mint"\nID=linuxmint\nID_LIKE="ubuntu debian"\n', "sudo apt-get install -y tmux"),
-        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "sudo dnf install -y tmux"),
-        ('ID="opensuse-leap"\n', "sudo zypper install -y tmux"),
-        ("ID=arch\n", "sudo pacman -S --noconfirm tmux"),
-        ("ID=alpine\n", "sudo apk add tmux"),
-        ("ID=other\n", "install the package tmux"),
-    ],
-)
-def test_how_tmux_is_installed(tmp_path: Path, text: str, expected: str) -> None:
-    (tmp_path / "os-release").write_text(text)
-    assert install_command(str(tmp_path / "os-release")) == expected
-    assert install_command(str(tmp_path / "none")) == "install the package tmux"
 
 
 def test_a_tmux_folder_that_is_too_long(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
