@@ -84,9 +84,24 @@ CODES: dict[str, tuple[str, str]] = {
     ),
     # software and data on a host
     "path_invalid": ("A path cannot be used on the host.", "Give an absolute path, or one that starts with `~/`."),
+    "packages_missing": (
+        "System packages that the run needs are not installed, and this user cannot install them.",
+        "An administrator of the host runs the one command that is named.",
+    ),
+    "compiler_missing": (
+        "There is no C++ compiler, or the C headers of Python are missing: torch.compile fails at the first step.",
+        "Install them, or set `TORCHDYNAMO_DISABLE: 1` in `nanochat_env`, which trains slower.",
+    ),
+    "index_unreachable": (
+        "Neither the host nor the controller reaches a package index with what is needed.",
+        "Set `nanochat_install_env` (proxies, mirrors) or `nanochat_pip_args`, or give the controller a way out.",
+    ),
     "tmux_missing": ("tmux is not installed.", "Install the package `tmux`."),
     "git_missing": ("git is not installed, and the checkout needs it.", "Install the package `git`."),
-    "uv_missing": ("uv is not installed.", "Install uv, or set `nanochat_install_method: pip`."),
+    "uv_missing": (
+        "uv is not installed, and the controller cannot bring it.",
+        "Install pip or uv on the controller, or set `nanochat_install_method: pip`.",
+    ),
     "venv_missing": ("python3 cannot make virtual environments.", "Install the package `python3-venv`."),
     "repo_unreachable": (
         "The git source cannot be read.",
@@ -114,16 +129,40 @@ CODES: dict[str, tuple[str, str]] = {
         "Python, torch or the commit differ between hosts.",
         "Run `install.yml`, or make the environments equal by hand.",
     ),
-    "data_missing": ("Shards are missing on a host.", "Set `nanochat_dataset_dir`, or put them there by hand."),
+    "data_missing": (
+        "Shards are missing on a host, or one is cut short.",
+        "Run `dataset.yml`, set `nanochat_dataset_dir`, or put them there by hand.",
+    ),
     "dataset_extra": (
         "A host has shards that the others lack; it would train on other data.",
-        "Move the extra files away, or bring them to every host.",
+        "Bring them to the master, or let `-e nanochat_dataset_repair=true` set them aside.",
     ),
-    "data_differ": ("Shards differ between hosts.", "Run `dataset.yml`."),
+    "data_differ": (
+        "Shards differ between hosts.",
+        "Run `dataset.yml`; with `-e nanochat_dataset_repair=true` it replaces them and keeps the old ones beside them.",
+    ),
+    "row_groups_few": (
+        "A parquet file has fewer row groups than there are ranks; a rank that gets none looks for one for ever.",
+        "`-e nanochat_dataset_repair=true` rewrites it on the master, or train with fewer ranks.",
+    ),
     "tokenizer_missing": ("There is no tokenizer.", "Run `dataset.yml`, which trains it on the master."),
     "tokenizer_differs": (
         "A host has another tokenizer; it would train on other tokens.",
-        "Remove the wrong one; the master's is copied at the next launch.",
+        "Remove the wrong one, or let `-e nanochat_dataset_repair=true` replace it; the master's is copied then.",
+    ),
+    # files that hosts bring to each other
+    "disk_full": ("A host has too little free disk space.", "Free disk space there, or name another folder."),
+    "file_differs": (
+        "A file that is to be brought exists with other content, and nobody said that it may be replaced.",
+        "Move it away, or compare it with the other hosts' by hand.",
+    ),
+    "content_differs": (
+        "A file that a host gave has another sha256 than the file that it was said to be.",
+        "Compare the file there with its source; it changed while it was read, or that disk is bad.",
+    ),
+    "transfer_failed": (
+        "A file could not be brought from another host.",
+        "Run again: what has come is kept. If it stays: can the hosts connect to each other on ephemeral ports?",
     ),
     # the network
     "interface_unknown": ("The host has no interface of that name.", "Use one of the names that the host has."),

@@ -76,6 +76,14 @@ options:
     type: str
     choices: [cpu, cuda]
     default: cpu
+  needs:
+    description:
+      - System packages that the run needs here. RV(node.lacking) says which are missing.
+      - Only when one is, the result says how this user would become root.
+    type: list
+    elements: str
+    choices: [tmux, git, compiler, headers]
+    default: []
   listen_s:
     description:
       - Start a listener for so many seconds that M(torchlan.nanochat.link_probe) on other hosts can find.
@@ -147,8 +155,21 @@ node:
       type: int
       returned: success
     tools:
-      description: Absolute paths of C(tmux), C(git), C(uv) and C(cc), or V(null).
+      description: Absolute paths of C(tmux), C(git), C(uv) and a C++ C(compiler), or V(null).
       type: dict
+      returned: success
+    lacking:
+      description: What of O(needs) is missing.
+      type: list
+      elements: str
+      returned: success
+    package_manager:
+      description: The package manager of this host, or V(null).
+      type: str
+      returned: success
+    privilege:
+      description: How this user becomes root, V(root), V(sudo), V(password) or V(none); V(null) when nothing is lacking.
+      type: str
       returned: success
     interfaces:
       description:
@@ -173,7 +194,11 @@ node:
       type: dict
       returned: success
     data:
-      description: C(dir), number of C(shards), their C(bytes), digest (C(manifest)) and C(list), and the C(tokenizer).
+      description:
+        - C(dir), number of C(shards), their C(bytes), one digest of all (C(manifest)) and the C(tokenizer).
+        - C(list) holds name, size, SHA256 and number of row groups, the last two V(null) until
+          M(torchlan.nanochat.dataset) has read the file as it is now; C(unread) counts those.
+        - C(row_groups) of the C(validation) file, and the C(fewest) and C(most) of the training files.
       type: dict
       returned: success
     port:
@@ -216,7 +241,14 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils import data, host, paths, runs, software
+from ansible_collections.torchlan.nanochat.plugins.module_utils import (
+    data,
+    host,
+    packages,
+    paths,
+    runs,
+    software,
+)
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.module_utils.checkout_state import Checkout
 from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import interfaces
@@ -227,7 +259,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.sockets import t
 NOT_THERE: dict[str, Any] = {"state": "absent"}
 NO_ENVIRONMENT: dict[str, Any] = {
     **NOT_THERE,
-    **dict.fromkeys(("python", "version", "torch", "torch_build", "marker")),
+    **dict.fromkeys(("python", "version", "torch", "torch_build", "headers", "marker")),
     "problem": "its path cannot be used",
 }
 
@@ -258,6 +290,9 @@ def look(params: dict[str, Any]) -> dict[str, Any]:
     }
     node["checkout"] = checkout.facts() if checkout else dict(NOT_THERE, commit=None, dirty=None, dirty_files=[])
     node["environment"] = environment.facts() if environment else dict(NO_ENVIRONMENT)
+    node["lacking"] = software.lacking(params["needs"], node["environment"]["headers"])
+    node["package_manager"] = packages.manager()
+    node["privilege"] = packages.privilege() if node["lacking"] else None
     node["host"]["gpus"] = gpus.names() if gpus else []
     node["host"]["own_name_addresses"] = own_name.addresses()
     if params["install_method"] == "existing" and node["environment"]["state"] != "ready":
@@ -336,6 +371,12 @@ def main() -> None:
             "python": {"type": "str"},
             "master_port": {"type": "int", "default": 29500},
             "device_type": {"type": "str", "choices": ["cpu", "cuda"], "default": "cpu"},
+            "needs": {
+                "type": "list",
+                "elements": "str",
+                "choices": ["tmux", "git", "compiler", "headers"],
+                "default": [],
+            },
             "listen_s": {"type": "int", "default": 0},
         },
         supports_check_mode=True,

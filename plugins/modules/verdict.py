@@ -19,7 +19,24 @@ options:
     description: What to judge.
     type: str
     required: true
-    choices: [inventory, some, look, idle, prepared, network, started, proof, status, ended]
+    choices:
+      - inventory
+      - part
+      - some
+      - look
+      - idle
+      - paths
+      - software
+      - wheels
+      - wheels_offered
+      - shards
+      - shards_offered
+      - prepared
+      - network
+      - started
+      - proof
+      - status
+      - ended
   previous:
     description: The verdict of the stage before.
     type: dict

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import packages
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import data_plan, render
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import plan as planning
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import render
 
 # What launch does with the run
 START = "start"  # nothing of it is alive
@@ -71,14 +72,13 @@ def action(
     return REFUSE, [cause("run_differs", what)]
 
 
-def check_nodes(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]], doing: str) -> list[dict[str, Any]]:
-    """What stands against a start, seen on the hosts."""
+def check_nodes(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]], start: bool) -> list[dict[str, Any]]:
+    """What is wrong with the hosts, and with C(start) what stands against a start there."""
     causes = []
     for host, node in nodes.items():
         causes += [{**entry, "host": host, "what": _on(host, entry["what"])} for entry in node.get("causes", [])]
-    if doing in (START, RESTART):
+    if start:
         causes += _check_port(plan, nodes)
-        causes += _check_tools(nodes)
         causes += _check_gpus(plan, nodes)
     return causes
 
@@ -114,21 +114,43 @@ def _check_port(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> lis
     return [cause("port_in_use", what, f"{fix}; or nanochat_master_port: another", host=master)]
 
 
-def _check_tools(nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        cause("tmux_missing", f"{host}: tmux is not installed", f"on {host}: {_install(node, 'tmux')}", host=host)
-        for host, node in nodes.items()
-        if not node["tools"]["tmux"]
-    ]
+def needs(settings: Mapping[str, Any]) -> list[str]:
+    """System packages that a host needs, by the names of C(module_utils/packages.py)."""
+    if settings["nanochat_source"] == "smoke":
+        return ["tmux"]
+    disabled = str(settings["nanochat_env"].get("TORCHDYNAMO_DISABLE", "0")).lower() in ("1", "true")
+    return ["tmux", "git"] if disabled else ["tmux", "git", "compiler", "headers"]
 
 
-def _install(node: Mapping[str, Any], package: str) -> str:
-    system = str(node["host"]["system"]).lower()
-    if any(name in system for name in ("fedora", "red hat", "rocky", "alma", "centos")):
-        return f"sudo dnf install {package}"
-    if "arch" in system:
-        return f"sudo pacman -S {package}"
-    return f"sudo apt-get install {package}"
+def lacking(
+    settings: Mapping[str, dict[str, Any]], nodes: Mapping[str, dict[str, Any]], tried: Collection[str] = ()
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """System packages to install by host, and causes where this user cannot.
+
+    :param tried: hosts where it was done already, in vain if something is lacking still.
+    """
+    install: dict[str, dict[str, Any]] = {}
+    causes = []
+    for host, node in nodes.items():
+        missing, manager, privilege = node["lacking"], node["package_manager"], node["privilege"]
+        if not missing:
+            continue
+        known = privilege == "password" and settings[host]["become_password"]
+        able = privilege in ("root", "sudo") or known
+        if able and host not in tried and manager in packages.DRIVEN:
+            install[host] = {"needed": missing, "manager": manager, "become": privilege != "root"}
+            continue
+        why = {
+            "none": f"{node['host']['user']} cannot use sudo",
+            "password": "sudo asks for a password (--ask-become-pass gives it)",
+        }.get(privilege, f"{manager or 'its package manager'} is not driven by this collection")
+        why = "were not installed by the task that installs packages" if host in tried else why
+        fix = f"on {host}, an administrator: {packages.command(missing, manager)}"
+        for code, of in (("packages_missing", ("tmux", "git")), ("compiler_missing", ("compiler", "headers"))):
+            mine = " and ".join(packages.SHOWN[name] for name in missing if name in of)
+            if mine:
+                causes.append(cause(code, f"{host}: {mine} missing, and {why}", fix, host=host))
+    return install, causes
 
 
 def _check_gpus(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -157,17 +179,25 @@ def todo(
     :param manifest: digest of the controller's own shards, when they are the source.
     """
     install = [
-        host for host in plan.hosts if not _installed(settings[host], nodes[host], commit, requirements.get(host))
+        host
+        for host in plan.hosts
+        if host in nodes and not _installed(settings[host], nodes[host], commit, requirements.get(host))
     ]
     dataset = []
     if trains_nanochat(plan):
-        first = nodes[plan.hosts[0]]["data"]
-        for host in plan.hosts:
+        hosts = [host for host in plan.hosts if host in nodes]
+        first = nodes[hosts[0]]["data"]
+        for host in hosts:
             data = nodes[host]["data"]
             same = data["manifest"] == (manifest or first["manifest"])
             same = same and data["tokenizer"]["sha256"] == first["tokenizer"]["sha256"]
-            if not (data["tokenizer"]["present"] and data["shards"] > 1 and same):
+            # A world of one host has nobody to be equal to.
+            unread = data["unread"] if len(plan.hosts) > 1 or manifest else 0
+            if not (data["tokenizer"]["present"] and data["shards"] > 1 and same) or unread:
                 dataset.append(host)
+        repair = settings[hosts[0]]["nanochat_dataset_repair"] and not manifest
+        if repair and not dataset and _check_row_groups(plan, nodes):
+            dataset.append(hosts[0])
     return {"install": install, "dataset": dataset}
 
 
@@ -227,7 +257,7 @@ def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list
     if not trains_nanochat(plan):
         return []
     causes = []
-    master = plan.hosts[0]
+    master, *others = [host for host in plan.hosts if host in nodes]
     for host, node in nodes.items():
         if not node["data"]["tokenizer"]["present"]:
             folder = node["paths"]["base_dir"]
@@ -237,7 +267,8 @@ def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list
             causes.append(cause("data_missing", what, host=host))
     if causes:
         return causes
-    for host in plan.hosts[1:]:
+    causes += _check_row_groups(plan, nodes)
+    for host in others:
         mine, theirs = nodes[master]["data"], nodes[host]["data"]
         if mine["tokenizer"]["sha256"] != theirs["tokenizer"]["sha256"]:
             theirs_is, mine_is = (entry["tokenizer"]["sha256"][:12] for entry in (theirs, mine))
@@ -250,11 +281,27 @@ def check_data(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list
     return causes
 
 
+def _check_row_groups(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the master's files: those of the others are the same."""
+    master = next(host for host in plan.hosts if host in nodes)
+    data = nodes[master]["data"]
+    groups, name = data["row_groups"], data["list"][-1][0] if data["list"] else ""
+    validation = (name, groups["validation"])
+    return data_plan.row_group_causes(master, validation, groups["fewest"], groups["most"], plan.world_size)
+
+
 def _first_difference(data: Mapping[str, Mapping[str, Any]]) -> str:
     """The first file that two hosts do not have alike."""
-    sizes = {host: dict(one["list"]) for host, one in data.items()}
-    for name in sorted({name for found in sizes.values() for name in found}):
-        has = {host: f"{found[name]} bytes" if name in found else "missing" for host, found in sizes.items()}
-        if len(set(has.values())) > 1:
-            return f"{name} is {_listed(has)}"
-    return "the lists are equal by name and size, their digests are not"
+    found = {host: {entry[0]: entry[1:3] for entry in one["list"]} for host, one in data.items()}
+    for name in sorted({name for files in found.values() for name in files}):
+        has = {host: files.get(name) for host, files in found.items()}
+        if any(one != next(iter(has.values())) for one in has.values()):
+            by_size = len({tuple(one[:1]) if one else None for one in has.values()}) > 1
+            return f"{name} is {_listed({host: _file(one, by_size) for host, one in has.items()})}"
+    return "the lists are equal as far as they are shown, their digests are not"
+
+
+def _file(one: list[Any] | None, by_size: bool) -> str:
+    if one is None:
+        return "missing"
+    return f"{one[0]} bytes" if by_size else f"sha256 {one[1][:12]}" if one[1] else "not read yet"

@@ -52,6 +52,7 @@ _SHARED = (
     "nanochat_first_step_timeout",
     "nanochat_hang_timeout",
     "nanochat_dataset_dir",
+    "nanochat_dataset_repair",
     "nanochat_tokenizer_args",
     "nanochat_report_dir",
 )
@@ -164,13 +165,17 @@ def _per_host(values: Mapping[str, Any]) -> str:
 
 
 def make(
-    settings: Mapping[str, dict[str, Any]], gpus: Mapping[str, int] | None = None, vocabulary: int | None = None
+    settings: Mapping[str, dict[str, Any]],
+    gpus: Mapping[str, int] | None = None,
+    vocabulary: int | None = None,
+    nnodes: int | None = None,
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """The run that the settings describe, and why it cannot work.
 
     :param settings: settings by host, all hosts, with valid ranks and equal shared settings (C(check_cluster)).
     :param gpus: number of GPUs by host, once the hosts were looked at.
     :param vocabulary: tokens in the tokenizer, once it was looked at.
+    :param nnodes: size of the cluster, which the run is named after, when not all of its hosts are here.
     """
     hosts = sorted(settings, key=lambda host: settings[host]["node_rank"])
     shared = settings[hosts[0]]
@@ -180,7 +185,7 @@ def make(
     for host in hosts:
         nproc[host] = settings[host]["nproc_per_node"] or (1 if device == "cpu" else (gpus or {}).get(host) or None)
     plan = Plan(
-        run=shared["nanochat_run"] or f"dist-{device}-{len(hosts)}node",
+        run=shared["nanochat_run"] or f"dist-{device}-{nnodes or len(hosts)}node",
         device=device,
         script=SMOKE_MODULE if smoke else shared["nanochat_script"],
         hosts=hosts,

@@ -323,4 +323,4 @@ def succeeded(of: str, report: Mapping[str, Any], state: Mapping[str, Any]) -> b
     """Whether a playbook reached what it is for."""
     if of in ("launch", "preflight"):
         return report["verdict"] in ("proven", "planned")
-    return bool(state.get("go"))
+    return bool(state.get("go")) and not any(entry["weight"] == "error" for entry in report["causes"])

@@ -15,10 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils import data
 from ansible_collections.torchlan.nanochat.plugins.module_utils import proof as proving
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import decide, deliver, links, plan, render, source
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import (
+    data_stages,
+    decide,
+    deliver,
+    install_stages,
+    links,
+    plan,
+    render,
+    shards,
+    source,
+)
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import settings as settings_util
 
 State = dict[str, Any]
@@ -80,18 +89,24 @@ def inventory(view: View, state: State) -> State:
     settings = view.settings
     causes = [*view.causes("preflight_settings")]
     if not causes:
-        causes += view.weigh(plan.check_cluster(view.cluster, settings, view.groups))
+        causes += view.weigh(plan.check_cluster(view.cluster, settings, view.groups, state.get("partial", False)))
     state.update(commit=None, requirements={}, manifest=None)
+    state["needs"] = {host: decide.needs(mine) for host, mine in settings.items()} if not errors(causes) else {}
     if not errors(causes):
-        run, problems = plan.make(settings)
+        run, problems = _plan(view, state)
         causes += view.weigh(problems)
         shared = settings[run.hosts[0]]
         if shared["nanochat_source"] == "git" and not errors(causes):
             causes += _resolve(settings, shared, state)
         if shared["nanochat_dataset_dir"]:
-            state["manifest"] = data.facts("", deliver.absolute(shared["nanochat_dataset_dir"]))["manifest"]
+            state["manifest"] = shards.known_digest(deliver.absolute(shared["nanochat_dataset_dir"]))
         state["plan"] = _plan_data(run)
     return {**state, "causes": causes, "go": not errors(causes)}
+
+
+def part(view: View, state: State) -> State:
+    """For install and dataset: the same as C(inventory), for the hosts that take part; dead ones stop nobody."""
+    return inventory(view, {**state, "partial": True})
 
 
 def _resolve(settings: Mapping[str, dict[str, Any]], shared: Mapping[str, Any], state: State) -> list[dict[str, Any]]:
@@ -143,33 +158,46 @@ def some(view: View, state: State) -> State:
     return {**state, "causes": causes, "go": go}
 
 
-def _replan(view: View, nodes: Mapping[str, dict[str, Any]]) -> tuple[plan.Plan, list[dict[str, Any]]]:
+def _plan(view: View, state: State, *known: Any) -> tuple[plan.Plan, list[dict[str, Any]]]:
+    """The run. Whether it would work is not asked where only a part of the cluster is worked on."""
+    run, problems = plan.make(view.settings, *known, nnodes=len(view.cluster))
+    return run, [] if state.get("partial") else problems
+
+
+def _replan(view: View, state: State, nodes: Mapping[str, dict[str, Any]]) -> tuple[plan.Plan, list[dict[str, Any]]]:
     """The plan again, with what the hosts said about GPUs and vocabulary."""
     settings = view.settings
     gpus = {host: len(node["host"]["gpus"]) for host, node in nodes.items()}
     first = min(settings, key=lambda host: settings[host]["node_rank"])
     vocabulary = nodes[first]["data"]["tokenizer"]["vocab_size"] if first in nodes else None
-    return plan.make(settings, gpus, vocabulary)
+    return _plan(view, state, gpus, vocabulary)
 
 
 def look(view: View, state: State) -> State:
     """Which state the run is in, what to do about it, and what is missing on the hosts."""
     nodes, settings = view.nodes(), view.settings
     causes = view.lost("preflight_node")
-    state["todo"] = {"install": [], "dataset": []}
-    if causes:
-        return {**state, "causes": state["causes"] + causes, "go": False}
-    run, problems = _replan(view, nodes)
+    state.update(todo={"install": [], "dataset": []}, packages={})
+    if causes and not (state.get("partial") and nodes):
+        return {**state, "causes": _merge(state["causes"], causes), "go": False}
+    # Work goes on for the hosts that answer; that others are dead is still an error at the end.
+    state["causes"] = _merge(state["causes"], causes)
+    dead = len(errors(causes))
+    run, problems = _replan(view, state, nodes)
     shared = settings[run.hosts[0]]
     configuration = render.config(run, settings, state["commit"])
-    runs = {host: nodes[host]["run"] for host in run.hosts}
+    runs = {host: nodes[host]["run"] for host in run.hosts if host in nodes}
     doing, refusal = decide.action(runs, configuration, shared["nanochat_relaunch"])
     causes = [entry for entry in view.weigh(problems) + refusal if entry not in state["causes"]]
     if doing in (decide.START, decide.RESTART):
-        causes += view.weigh(decide.check_nodes(run, nodes, doing))
+        tried = set(view.of("install_packages"))
+        state["packages"], lacking = decide.lacking(settings, nodes, tried)
+        causes = causes + view.weigh(decide.check_nodes(run, nodes, start=not state.get("partial")) + lacking)
         if not errors(causes):
             wanted = {name: state[name] for name in ("commit", "requirements", "manifest")}
             state["todo"] = decide.todo(run, settings, nodes, **wanted)
+            install = {*state["todo"]["install"], *state["packages"]}
+            state["todo"]["install"] = [host for host in run.hosts if host in install]
             if not any(state["todo"].values()):
                 causes += view.weigh(decide.check_software(run, nodes) + decide.check_data(run, nodes))
     elif doing in (decide.WATCH, decide.STORED):
@@ -180,8 +208,9 @@ def look(view: View, state: State) -> State:
     state.update(
         plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration)
     )
+    go = not errors(causes)
     causes = state["causes"] + causes
-    return {**state, "causes": causes, "go": not errors(causes), "start": doing in (decide.START, decide.RESTART)}
+    return {**state, "causes": causes, "go": go, "start": doing in (decide.START, decide.RESTART) and not dead}
 
 
 def _software(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,8 +226,8 @@ def _software(node: Mapping[str, Any]) -> dict[str, Any]:
 
 # Registered by the roles that prepare a host.
 _TASKS_OF = {
-    "install": ("install_checkout", "install_environment"),
-    "dataset": ("dataset_shards", "dataset_tokenizer"),
+    "install": install_stages.TASKS,
+    "dataset": data_stages.TASKS,
 }
 
 
@@ -207,14 +236,21 @@ def prepared(view: View, state: State) -> State:
     tasks = [name for names in _TASKS_OF.values() for name in names]
     causes = _merge(*(view.lost(name) for name in tasks), view.causes(*tasks))
     if errors(causes):
-        return {**state, "causes": state["causes"] + causes, "go": False}
+        return {**state, "causes": _merge(state["causes"], causes), "go": False}
     state = look(view, state)
     if view.check_mode or not state["go"]:
         return state
+    said = set()
+    if state["todo"]["dataset"] and view.of(*_TASKS_OF["dataset"]):
+        run, _known = _replan(view, state, view.nodes())
+        found = view.weigh(decide.check_data(run, view.nodes()))
+        state["causes"] += found
+        said = {entry["host"] for entry in found}
     for part, hosts in state["todo"].items():
         for host in hosts if view.of(*_TASKS_OF[part]) else []:
-            code = "environment_missing" if part == "install" else "data_missing"
-            state["causes"].append(cause(code, f"{host}: {part} ran, and the host is still not ready", host=host))
+            if part == "install" or host not in said:
+                code = "environment_missing" if part == "install" else "data_missing"
+                state["causes"].append(cause(code, f"{host}: {part} ran, and the host is still not ready", host=host))
     return {**state, "go": not errors(state["causes"])}
 
 
@@ -234,7 +270,7 @@ def network(view: View, state: State) -> State:
         return state
     nodes, settings = view.nodes(), view.settings
     causes = view.lost("launch_links")
-    run, _known = _replan(view, nodes)
+    run, _known = _replan(view, state, nodes)
     if causes:
         return {**state, "causes": state["causes"] + causes, "go": False}
     wanted = {host: settings[host]["nanochat_socket_ifname"] for host in run.hosts}
@@ -390,7 +426,7 @@ def proof(view: View, state: State) -> State:
     settings = view.settings
     stored = state.get("action") == decide.STORED
     nodes = view.nodes() if stored else view.nodes("verify_node")
-    run, _known = _replan(view, view.nodes())
+    run, _known = _replan(view, state, view.nodes())
     shared = settings[run.hosts[0]]
     met = view.of("verify_rendezvous").get(run.hosts[0], {})
     seen = _gather(nodes, met, state.get("attempt"))
@@ -502,10 +538,17 @@ def _merge(*lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 STAGES: dict[str, Callable[[View, State], State]] = {
     "inventory": inventory,
+    "part": part,
     "some": some,
     "look": look,
+    "shards": data_stages.shards,
+    "shards_offered": data_stages.offered,
     "prepared": prepared,
     "idle": idle,
+    "paths": install_stages.paths,
+    "software": install_stages.software,
+    "wheels": install_stages.wheels,
+    "wheels_offered": install_stages.offered,
     "network": network,
     "started": started,
     "proof": proof,
