@@ -258,7 +258,13 @@ def tokenizer(**values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "values",
-    [data(shards=1), data(manifest="m2"), tokenizer(present=False), tokenizer(sha256="c" * 64)],
+    [
+        data(shards=1),
+        data(manifest="m2"),
+        data(unread=1),
+        tokenizer(present=False),
+        tokenizer(sha256="c" * 64),
+    ],
 )
 def test_data_to_bring(values: dict[str, Any]) -> None:
     seen = ready()
@@ -321,17 +327,46 @@ def test_data_that_is_missing() -> None:
 @pytest.mark.parametrize(
     ("listed", "difference"),
     [
-        ([["shard_00000.parquet", 10], ["x", 1]], "shard_00001.parquet is 20 bytes on workstation, missing on laptop"),
         (
-            [["shard_00000.parquet", 10], ["shard_00001.parquet", 21]],
+            [data()["list"][0], ["x", 1, None, None]],
+            "shard_00001.parquet is 20 bytes on workstation, missing on laptop",
+        ),
+        (
+            [data()["list"][0], ["shard_00001.parquet", 21, "1" * 64, 8]],
             "shard_00001.parquet is 20 bytes on workstation, 21 bytes on laptop",
         ),
-        (data()["list"], "the lists are equal by name and size, their digests are not"),
+        (
+            [data()["list"][0], ["shard_00001.parquet", 20, "2" * 64, 8]],
+            "shard_00001.parquet is sha256 111111111111 on workstation, sha256 222222222222 on laptop",
+        ),
+        (
+            [data()["list"][0], ["shard_00001.parquet", 20, None, None]],
+            "shard_00001.parquet is sha256 111111111111 on workstation, not read yet on laptop",
+        ),
+        (data()["list"], "the lists are equal as far as they are shown, their digests are not"),
     ],
 )
 def test_shards_that_differ(listed: list[Any], difference: str) -> None:
     what = f"laptop: 2 shards, workstation has 2: {difference}"
     assert data_causes(data(), data(manifest="m2", list=listed)) == [("data_differ", "laptop", what)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "code"),
+    [
+        ({"validation": 1}, "row_groups_few"),
+        ({"fewest": 1, "most": 1}, "row_groups_few"),
+        ({"validation": 0}, "data_missing"),
+    ],
+)
+def test_row_groups_of_the_master_s_files(groups: dict[str, int], code: str) -> None:
+    few = data(row_groups={**data()["row_groups"], **groups})
+    assert [one[:2] for one in data_causes(few, few)] == [(code, "workstation")]
+    seen = {host: node(host, data=few) for host in HOSTS}
+    for host, one in ready().items():
+        seen[host]["checkout"] = one["checkout"]
+    assert left(seen)["dataset"] == []
+    assert left(seen, nanochat_dataset_repair=True)["dataset"] == ["workstation"]
 
 
 def test_tokenizers_that_differ() -> None:

@@ -384,7 +384,8 @@ def test_data(tmp_path: Path) -> None:
     found = look(tmp_path)["data"]
     assert found["dir"] == str(folder)
     assert (found["shards"], found["bytes"]) == (3, 6)
-    assert found["list"] == [["shard_00000.parquet", 1], ["shard_00001.parquet", 2], ["shard_00002.parquet", 3]]
+    assert found["list"] == [[f"shard_{number:05d}.parquet", number + 1, None, None] for number in range(3)]
+    assert found["unread"] == 3
     assert found["tokenizer"]["present"] is True
     assert found["tokenizer"]["vocab_size"] == 4096
     assert found["tokenizer"]["sha256"].startswith("ba7816bf")
@@ -410,7 +411,7 @@ def test_long_lists_keep_the_validation_shard(tmp_path: Path, monkeypatch: pytes
         (tmp_path / f"{number}.parquet").write_text("")
     found = data.facts(str(tmp_path), str(tmp_path))
     assert found["shards"] == 6
-    assert [name for name, _size in found["list"]] == ["0.parquet", "1.parquet", "5.parquet"]
+    assert [entry[0] for entry in found["list"]] == ["0.parquet", "1.parquet", "5.parquet"]
 
 
 def test_a_taken_port(tmp_path: Path) -> None:
