@@ -37,6 +37,8 @@ def shards(view: View, state: State) -> State:
     folder = shared["nanochat_dataset_dir"]
     try:
         own = shards_util.manifest(deliver.absolute(folder)) if folder else None
+        if folder:  # by now it was read
+            state["manifest"] = shards_util.known_digest(deliver.absolute(folder))
     except shards_util.ShardsError as problem:
         return {**state, "causes": [*state["causes"], problem.cause], "go": False}
     linked = [host for host, choice in (state.get("network") or {}).items() if choice.get("address")]

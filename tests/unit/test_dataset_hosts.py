@@ -249,7 +249,7 @@ def test_the_controller_s_link_carries_each_file_once(tmp_path: Path) -> None:
     assert codes(state) == [] and cluster.equal
     sent = [mine["send"] for mine in state["data"]["hosts"].values()]
     assert sorted(map(len, sent)) == [2, 2, 3]
-    assert stages.shards.known_digest(str(own)) == cluster.facts("c")["manifest"]
+    assert state["manifest"] == stages.shards.known_digest(str(own)) == cluster.facts("c")["manifest"]
     steps = len(cluster.steps)
     assert codes(cluster.bring()) == [] and len(cluster.steps) == steps + 3 and not cluster.changed
 
