@@ -139,7 +139,7 @@ CODES: dict[str, tuple[str, str]] = {
     ),
     "data_differ": (
         "Shards differ between hosts.",
-        "Run `dataset.yml`; with `-e nanochat_dataset_repair=true` it replaces them and keeps the old ones beside them.",
+        "Run `dataset.yml`; with `-e nanochat_dataset_repair=true` it replaces them and keeps the old ones.",
     ),
     "row_groups_few": (
         "A parquet file has fewer row groups than there are ranks; a rank that gets none looks for one for ever.",
