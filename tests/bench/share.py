@@ -141,8 +141,6 @@ class Bench:
         return self._end(hosts, offers)
 
     def _end(self, hosts: list[Host], offers: dict[str, Any]) -> dict[str, Any]:
-        for host in hosts[1:]:
-            host.fetch(offers)
         results = [host.until_done(offers) for host in hosts[1:]]
         sent = sum(result["bytes_from"].get("h0", 0) for result in results)
         hosts[0].until_done(offers)

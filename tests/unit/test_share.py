@@ -188,6 +188,7 @@ def test_a_file_with_other_content_is_kept(tmp_path: Path) -> None:
     result = hosts[1].offer(files)
     assert (codes(result), result["port"]) == (["file_differs"], 0)
     assert str(other) in result["causes"][0]["what"]
+    assert codes(hosts[1].offer(files, ["s2.parquet"])) == ["file_differs"]  # its size alone shows it
     (tmp_path / "b/s2.parquet.old").write_bytes(b"older")
     hosts[0].offer(files, names(files))
     assert hosts[1].offer(files, replace=["s2.parquet"])["causes"] == []
@@ -209,34 +210,51 @@ def test_a_file_that_comes_meanwhile_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "b/s0.parquet").read_bytes() == b"mine"
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
+    """A disk of that size at the folder, if this user can have one."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
 def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, host = hosts_in(tmp_path, 2)
     files = make(source.folder, SIZES)
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(host.folder)], capture_output=True, check=False
-        ).returncode
-    )
-    if not mounted:
-        monkeypatch.setattr(share, "free_bytes", lambda _path: 8 * 2**20)
-    try:
-        params = {
-            "folder": str(host.folder),
-            "files": files,
-            "have": [],
-            "replace": [],
-            "token": TOKEN,
-            "address": "::1",
-        }
-        result = share.offer(params, False)
+    params = {"files": files, "have": [], "replace": [], "token": TOKEN, "address": "127.0.0.1"}
+    with small_disk(host.folder, 8) as mounted:
+        if not mounted:
+            monkeypatch.setattr(share, "free_bytes", lambda _path: 8 * 2**20)
+        result = share.offer({**params, "folder": str(host.folder)}, False)
         assert (codes(result), result["port"], result["missing_bytes"]) == (["disk_full"], 0, TOTAL)
         assert f"{host.folder} needs 19 MB" in result["causes"][0]["what"]
         assert "8 MB free" in result["causes"][0]["what"]
         assert list(host.folder.iterdir()) == []
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(host.folder)], check=True)
+
+
+def test_the_space_goes_to_somebody_else(tmp_path: Path) -> None:
+    hosts = hosts_in(tmp_path, 2)
+    files = make(hosts[0].folder, SIZES)
+    with small_disk(hosts[1].folder, 24) as mounted:
+        if not mounted:
+            pytest.skip("only root can make a small disk")
+        offers = offer_all(hosts, files, {"a": names(files)})
+        filler = hosts[1].folder / "filler"
+        filler.write_bytes(bytes(18 * 2**20))
+        pid = hosts[1].pid()
+        result = hosts[1].until_done(offers)
+        assert (result["state"], codes(result)) == ("failed", ["disk_full"])
+        assert f"writing in {hosts[1].folder} failed: No space left on device" in result["causes"][0]["what"]
+        until_gone(pid)
+        filler.unlink()
+        offers = offer_all(hosts, files, {"a": names(files)})
+        assert hosts[1].until_done(offers)["causes"] == []
+        assert same(hosts, files)
+        until(lambda: not hosts[1].note.exists())
 
 
 def test_check_mode_starts_nothing(tmp_path: Path, home: Path) -> None:
