@@ -39,7 +39,8 @@ def make(
     :param source: files of C(nanochat_dataset_dir), when it is set.
     :param linked: hosts with a known address, which can exchange files among themselves.
     :returns: C(files) (the right ones), C(hosts) (per host C(have), C(missing), C(replace), C(aside) and C(send), names
-        each; C(send) comes from the controller), C(exchange) (hosts that take part in it), C(tokenizer) and C(causes).
+        each; C(send) comes from the controller), C(receive) (hosts that get something from there, or set aside),
+        C(exchange) (hosts that take part in it), C(tokenizer) and C(causes).
     """
     has = {host: {entry["name"]: dict(entry) for entry in look["files"]} for host, look in looks.items()}
     truth = _truth(has, master, source, world_size)
@@ -61,6 +62,7 @@ def make(
             plan["causes"] += _refusals(host, looks[host], mine, has, truth, source is not None)
             mine.update(replace=[], aside=[])
     _share_out(plan, looks, source is not None, linked)
+    plan["receive"] = [host for host, mine in plan["hosts"].items() if mine["send"] or mine["aside"]]
     plan["tokenizer"], problems = _tokenizer(looks, master, repair)
     plan["causes"] += problems + _row_groups(looks, truth, world_size)
     plan["causes"] += _space(looks, plan, truth) + _in_use(looks, plan)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import errors
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import data_plan, deliver, exchange
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import shards as shards_util
 
@@ -45,10 +45,23 @@ def shards(view: View, state: State) -> State:
     plan = state["plan"]
     made = data_plan.make(looks, plan["master"], own, plan["world_size"], shared["nanochat_dataset_repair"], linked)
     causes += view.weigh(made.pop("causes"))
+    causes += _predicted(made) if view.check_mode else []
     # The public name of the exchange; its secret is made on the spot, and is in no registered variable.
     made["exchange_name"] = exchange.new() if made["exchange"] else None
     made["files"] = [{key: one[key] for key in ("name", "size", "sha256")} for one in made["files"]]
     return {**state, "data": made, "causes": state["causes"] + causes, "go": not errors(causes)}
+
+
+def _predicted(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """For check mode, what would come from host to host: those tasks don't run."""
+    sizes = {one["name"]: one["size"] for one in made["files"]}
+    notes = []
+    for host, mine in made["hosts"].items():
+        names = mine["missing"] + mine["replace"]
+        if names:
+            what = f"{host}: would get {len(names)} shard(s), {sum(sizes[name] for name in names) / 1e6:.0f} MB"
+            notes.append(cause("note", what, "run it without --check", host=host, weight="note"))
+    return notes
 
 
 def offered(view: View, state: State) -> State:

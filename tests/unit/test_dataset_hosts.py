@@ -86,9 +86,8 @@ class Cluster:
         if not state["go"] or "data" not in state:
             return state
         made = state["data"]
-        for host, mine in made["hosts"].items():
-            if mine["send"] or mine["aside"]:
-                self.task("dataset_received", host, stage="receive", plan=mine)
+        for host in made["receive"]:
+            self.task("dataset_received", host, stage="receive", plan=made["hosts"][host])
         if made["exchange"] and not self.check_mode:
             self.share(made)
         tokenizer = made["tokenizer"]
@@ -307,7 +306,8 @@ def test_check_mode_reads_nothing_and_says_what_would_be(two: Cluster) -> None:
     two.check_mode = True
     two.settings["laptop"]["nanochat_source"] = two.settings["workstation"]["nanochat_source"]
     state = two.bring()
-    assert (codes(state), state["data"]["hosts"]["laptop"]["missing"]) == ([], two.names("workstation"))
+    assert (codes(state), state["go"]) == ([("note", "laptop")], True)
+    assert state["causes"][0]["what"] == "laptop: would get 6 shard(s), 0 MB"
     assert two.results["dataset_tokenizer"]["laptop"]["actions"] == ["copied the tokenizer"]
     assert not two.base["laptop"].exists() and not (two.base["workstation"] / ".torchlan-digests").exists()
 
