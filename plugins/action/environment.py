@@ -85,10 +85,10 @@ class ActionModule(DeliveringAction):
         except fetched.FetchError as problem:
             return {**failed, "causes": [*failed["causes"], problem.cause]}
         manifest = fetched.manifest(folder)
-        incoming = ""
-        for index, entry in enumerate(manifest, 1):
-            self.say(f"sending {entry['name']}, {entry['size'] / 1e6:.0f} MB ({index} of {len(manifest)})")
-            incoming = os.path.dirname(self.deliver(os.path.join(folder, entry["name"]), entry["name"], exact=True))
+        text = f"sending {len(manifest)} file(s), {sum(entry['size'] for entry in manifest) / 1e6:.0f} MB"
+        self.say(text)
+        with fetched.packed(folder, manifest) as archive, self.ticking(text):
+            incoming = self.deliver(archive, "fetched.tar")
         arrived = {**module_args, "step": "fetch", "incoming": incoming, "manifest": manifest}
         result = self.patient(arrived, task_vars)
         if module_args.get("step") == "fetch" or not result["changed"]:

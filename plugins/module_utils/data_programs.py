@@ -113,6 +113,7 @@ def _download(host: DataHost) -> None:
     if not host.able("data_missing", f"{host.folder} lacks shards"):
         return
     os.makedirs(host.folder, exist_ok=True)
+    host.progress.say("downloading shards")
     host.progress.folder = host.folder
     status, said = host.program(_DOWNLOAD, [host.folder, str(count)], {"NANOCHAT_BASE_DIR": host.base})
     if host.shards() != before:

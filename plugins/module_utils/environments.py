@@ -10,10 +10,12 @@ the files to this host's wheelhouse, C(install) makes the environment from the w
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shlex
 import shutil
+import tarfile
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils import in_use, software
@@ -25,7 +27,9 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.wheelhouse impor
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import (
     answer,
     expand,
+    last_lines,
     locked,
+    run,
     sha256_file,
     write_atomic,
 )
@@ -101,7 +105,7 @@ class Environment:
         except InUse:
             pass
         except Lacking as lacking:
-            return self.result("none", lacking=str(lacking), **self.house_facts())
+            return self.result("none", lacking=str(lacking))
         except OSError as problem:
             self.causes.append(cause("install_failed", f"{self.venv}: {problem}"))
         return self.result("none")
@@ -109,7 +113,7 @@ class Environment:
     def _look(self) -> dict[str, Any]:
         action = self.action()
         self._refuse_while_in_use(action)
-        found = self.result(action, needed=action != "none", **self.house_facts())
+        found = self.result(action, needed=action != "none")
         return {**found, "changed": self.check_mode and action != "none"}
 
     def _refuse_while_in_use(self, action: str) -> None:
@@ -127,16 +131,16 @@ class Environment:
             elif self.house.files() is None:
                 self._fetch(progress)
             else:
-                return self.result("none", **self.house_facts())
-            return self.result("fetch", **self.house_facts())
+                return self.result("none")
+            return self.result("fetch")
         if action == "none":
-            return self.result("none", **self.house_facts())
+            return self.result("none")
         if step == "make" and self.house.files() is None:
             self._fetch(progress)
         if self.given.get("manifest"):
             self.house.accept(self.given["manifest"])
         self.install(progress)
-        return self.result(action, **self.house_facts())
+        return self.result(action)
 
     def _fetch(self, progress: Progress) -> None:
         progress.folder = self.house.folder
@@ -145,12 +149,21 @@ class Environment:
 
     def _take(self, incoming: str, manifest: list[dict[str, Any]]) -> None:
         """Take what the controller copied into the wheelhouse, each file only if it is whole."""
-        os.makedirs(self.house.folder, exist_ok=True)
-        for entry in manifest:
-            path = os.path.join(incoming, entry["name"])
-            if os.path.getsize(path) != entry["size"] or sha256_file(path) != entry["sha256"]:
-                raise Stop("install_failed", f"{entry['name']} arrived damaged", "run it again")
-            shutil.move(path, os.path.join(self.house.folder, entry["name"]))
+        folder = self.house.folder
+        os.makedirs(folder, exist_ok=True)
+        try:
+            with tarfile.open(incoming) as archive:
+                for entry in manifest:
+                    part = os.path.join(folder, entry["name"] + ".part")
+                    with archive.extractfile(entry["name"]) or io.BytesIO() as source, open(part, "wb") as target:
+                        shutil.copyfileobj(source, target, 1 << 20)
+                    if os.path.getsize(part) != entry["size"] or sha256_file(part) != entry["sha256"]:
+                        raise Stop("install_failed", f"{entry['name']} arrived damaged", "run it again")
+                    os.replace(part, os.path.join(folder, entry["name"]))
+        except (tarfile.TarError, EOFError, KeyError) as problem:
+            raise Stop(
+                "install_failed", f"what the controller sent arrived damaged: {problem}", "run it again"
+            ) from None
         self.house.accept(manifest)
 
     @property
@@ -160,7 +173,7 @@ class Environment:
         key = key_of(self.method, self.wanted(), self.base.platform)
         return Wheelhouse(expand(self.given["base_dir"]), key)
 
-    def house_facts(self) -> dict[str, Any]:
+    def _house_facts(self) -> dict[str, Any]:
         """What the verdict needs to know to let the files be fetched once."""
         if self.base is None:
             return {}
@@ -181,7 +194,7 @@ class Environment:
         if python is not None and python.version:
             found["version"] = python.shown
             found["torch"] = self.torch() if there else None
-        return answer(action != "none", self.causes, **{**found, **more})
+        return answer(action != "none", self.causes, **{**found, **self._house_facts(), **more})
 
     def torch(self, python: str | None = None) -> str | None:
         """Version and build of its torch."""
@@ -190,8 +203,15 @@ class Environment:
             return None
         return str(facts["torch"]) + ("+" + str(facts["torch_build"]) if facts["torch_build"] else "")
 
-    def mark(self, wanted: list[str]) -> None:
-        """Note what it was made from, last of all."""
+    def finish(self, progress: Progress) -> None:
+        """See that torch works here, which compiles the bytecode that every start needs; then note what was made."""
+        progress.say("importing torch for the first time")
+        code, text = run([self.python, "-c", "import torch"], env={"PYTHONDONTWRITEBYTECODE": ""}, cwd="/")
+        if code:
+            raise Stop("install_failed", f"torch was installed and does not work:\n{last_lines(text)}")
+        self._mark(self.wanted())
+
+    def _mark(self, wanted: list[str]) -> None:
         version = Python(self.python).version
         content = {
             "schema": SCHEMA,

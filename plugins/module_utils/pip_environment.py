@@ -168,10 +168,7 @@ class PipEnvironment(Environment):
                 # pip gave up in order: what was there works still, and is put right in place next time.
                 self.mark_broken(previous)
             raise
-        # All at once is what pip cannot do, and a minute of every rank's first start without it.
-        progress.say("compiling Python's bytecode")
-        run([self.python, "-m", "compileall", "-q", "-j", "0", os.path.join(self.venv, "lib")])
-        self.mark(self.wanted())
+        self.finish(progress)
 
     def mark_broken(self, previous: dict[str, object]) -> None:
         """It is ours and works, and is not what it should be."""

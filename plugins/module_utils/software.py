@@ -86,7 +86,7 @@ class Environment:
         if not isinstance(answer, dict):
             found["problem"] = f"{self._python} does not run: {problem}"
             return found
-        found["version"], found["headers"] = answer["version"], answer["headers"]
+        found["version"], found["headers"] = answer["version"], answer.get("headers")
         found["torch"], found["torch_build"], found["problem"] = torch_of(answer["path"])
         if found["torch"] and not found["problem"]:
             found["state"] = "ready"

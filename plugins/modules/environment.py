@@ -67,7 +67,7 @@ options:
     description: A uv that was copied to the host. Set by the action.
     type: str
   incoming:
-    description: Folder with the files of O(manifest) that the controller copied to the host. Set by the action.
+    description: Archive with the files of O(manifest) that the controller copied to the host. Set by the action.
     type: str
   job:
     description: The work of an earlier call to wait for. Set by the action.

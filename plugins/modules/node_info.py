@@ -168,7 +168,7 @@ node:
       type: str
       returned: success
     privilege:
-      description: How this user becomes root, V(root), V(sudo), V(password) or V(none); V(null) when nothing is lacking.
+      description: How this user becomes root, V(root), V(sudo), V(password) or V(none); V(null) if nothing is lacking.
       type: str
       returned: success
     interfaces:

@@ -19,21 +19,18 @@ from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import Lo
 class DeliveringAction(RemoteAction):
     """Files go to the task's temporary folder on the host, which C(run) removes; the module takes them from there."""
 
-    def deliver(self, source: str | bytes, name: str, executable: bool = False, exact: bool = False) -> str:
+    def deliver(self, source: str | bytes, name: str, executable: bool = False) -> str:
         """Copy a file of the controller (a path) or bytes to the host; the path there.
 
         :param name: file name there; other characters than the plain ones are replaced.
         :param executable: whether the host may run it.
-        :param exact: the name is known to be harmless, and is needed as it is: wheels have C(+) and C(!) in theirs.
         :raises Lost: the connection broke.
         """
         try:
             if not self._connection._shell.tmpdir:
                 self._make_tmp_path()
             folder = self._connection._shell.tmpdir
-            path = str(
-                self._connection._shell.join_path(folder, name if exact else re.sub(r"[^A-Za-z0-9._-]", "_", name))
-            )
+            path = str(self._connection._shell.join_path(folder, re.sub(r"[^A-Za-z0-9._-]", "_", name)))
             self.put(source, path)
             # With become, the module runs as another user than the one that copied.
             self._fixup_perms2([folder, path], execute=executable)

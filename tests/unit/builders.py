@@ -27,7 +27,8 @@ def coerced(host: str = "workstation", rank: int = 0, /, **variables: Any) -> di
     """Settings of a host as the action gives them."""
     values, causes = settings_util.coerce({"node_rank": rank, **variables}, host)
     assert causes == []
-    return {**values, "host": host, "nanochat_hosts": list(HOSTS), "ssh": ["ssh", "-t", ADDRESSES.get(host, host)]}
+    ssh = ["ssh", "-t", ADDRESSES.get(host, host)]
+    return {**values, "host": host, "nanochat_hosts": list(HOSTS), "ssh": ssh, "become_password": False}
 
 
 def problems(**variables: Any) -> list[dict[str, Any]]:
@@ -79,9 +80,12 @@ def node(host: str = "workstation", the_run: dict[str, Any] | None = None, **val
     wire = {"name": "eth0", "up": True, "loopback": False, "kind": "ethernet", "speed_mbps": 1000, "members": []}
     home = f"/home/{host}"
     seen = {
-        "host": {"identity": host, "system": "Debian GNU/Linux 13", "cores_physical": 8, "gpus": []},
+        "host": {"identity": host, "system": "Debian GNU/Linux 13", "cores_physical": 8, "gpus": [], "user": "ann"},
         "paths": {"dir": f"{home}/nanochat", "base_dir": f"{home}/cache", "data_dir": f"{home}/cache/data"},
-        "tools": {"tmux": "/usr/bin/tmux", "git": "/usr/bin/git", "uv": None, "cc": None},
+        "lacking": [],
+        "package_manager": "apt-get",
+        "privilege": None,
+        "tools": {"tmux": "/usr/bin/tmux", "git": "/usr/bin/git", "uv": None, "compiler": None},
         "interfaces": [{**wire, "addresses": addresses}],
         "listener": {"port": 40001, "nonce": host},
         "checkout": {"state": "absent", "commit": None, "dirty": None, "dirty_files": []},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import COMMIT, HOSTS, configuration, data, node, nodes, pair, planned, recorded, run, smoke
+from builders import COMMIT, HOSTS, coerced, configuration, data, node, nodes, pair, planned, recorded, run, smoke
 
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import decide, plan
 
@@ -123,7 +123,7 @@ def test_state_of_the_whole(states: tuple[str, str], whole: str) -> None:
 
 def against(seen: dict[str, Any], doing: str = "start", **shared: Any) -> list[tuple[str, str | None, str]]:
     made, _causes = plan.make(smoke(**shared), {host: len(one["host"]["gpus"]) for host, one in seen.items()})
-    return [(cause["code"], cause["host"], cause["what"]) for cause in decide.check_nodes(made, seen, doing)]
+    return [(cause["code"], cause["host"], cause["what"]) for cause in decide.check_nodes(made, seen, start=doing in (decide.START, decide.RESTART))]
 
 
 def test_nothing_stands_against_it() -> None:
@@ -155,7 +155,7 @@ def test_a_taken_port(holder: dict[str, Any] | None, who: str, fix: str) -> None
     assert against(seen, "watch") == []
     made = planned(smoke())
     assert (
-        decide.check_nodes(made, seen, "start")[0]["fix"] == f"on workstation: {fix}; or nanochat_master_port: another"
+        decide.check_nodes(made, seen, start=True)[0]["fix"] == f"on workstation: {fix}; or nanochat_master_port: another"
     )
 
 
@@ -170,20 +170,53 @@ def test_the_port_of_the_run_that_is_replaced() -> None:
     assert against({**nodes(), "workstation": node("workstation", mine, port=port)}, "restart") == []
 
 
+def codes(causes: list[dict[str, Any]]) -> list[str]:
+    return [entry["code"] for entry in causes]
+
+
+def lacking(privilege: str, missing: list[str], manager: str | None = "apt-get", **settings: Any) -> Any:
+    bare = node("laptop", lacking=missing, privilege=privilege, package_manager=manager)
+    both = pair()
+    both["laptop"].update(settings)
+    return decide.lacking(both, {**nodes(), "laptop": bare})
+
+
 @pytest.mark.parametrize(
-    ("system", "fix"),
+    ("privilege", "settings", "become"),
+    [("root", {}, False), ("sudo", {}, True), ("password", {"become_password": True}, True)],
+)
+def test_packages_are_installed_where_this_user_can(privilege: str, settings: dict[str, Any], become: bool) -> None:
+    install, causes = lacking(privilege, ["tmux", "compiler"], **settings)
+    assert install == {"laptop": {"needed": ["tmux", "compiler"], "manager": "apt-get", "become": become}}
+    assert not causes
+    tried = decide.lacking(pair(), {"laptop": node("laptop", lacking=["tmux"], privilege="root")}, {"laptop"})
+    assert not tried[0] and codes(tried[1]) == ["packages_missing"], "it is not tried for ever"
+
+
+@pytest.mark.parametrize(
+    ("manager", "command"),
     [
-        ("Debian GNU/Linux 13", "on laptop: sudo apt-get install tmux"),
-        ("Fedora Linux 42", "on laptop: sudo dnf install tmux"),
-        ("Rocky Linux 9", "on laptop: sudo dnf install tmux"),
-        ("Arch Linux", "on laptop: sudo pacman -S tmux"),
+        ("apt-get", "sudo apt-get install -y tmux git g++ python3-dev"),
+        ("dnf", "sudo dnf install -y tmux git gcc-c++ python3-devel"),
+        ("zypper", "sudo zypper install -y tmux git gcc-c++ python3-devel"),
+        ("pacman", "sudo pacman -S --noconfirm tmux git gcc python3"),
+        ("apk", "sudo apk add tmux git g++ python3-dev"),
+        (None, "install tmux, git, compiler, headers"),
     ],
 )
-def test_no_tmux(system: str, fix: str) -> None:
-    bare = node("laptop", tools={"tmux": None})
-    bare["host"]["system"] = system
-    (cause,) = decide.check_nodes(planned(smoke()), {**nodes(), "laptop": bare}, "start")
-    assert (cause["code"], cause["host"], cause["fix"]) == ("tmux_missing", "laptop", fix)
+@pytest.mark.parametrize("privilege", ["none", "password"])
+def test_else_one_command_for_an_administrator(manager: str | None, command: str, privilege: str) -> None:
+    install, causes = lacking(privilege, ["tmux", "git", "compiler", "headers"], manager)
+    assert not install
+    assert codes(causes) == ["packages_missing", "compiler_missing"]
+    assert {cause["fix"] for cause in causes} == {f"on laptop, an administrator: {command}"}
+    assert "tmux and git" in causes[0]["what"] and "compiler" in causes[1]["what"]
+
+
+def test_what_a_host_needs() -> None:
+    assert decide.needs(coerced(nanochat_source="smoke")) == ["tmux"]
+    assert decide.needs(coerced()) == ["tmux", "git", "compiler", "headers"]
+    assert decide.needs(coerced(nanochat_env={"TORCHDYNAMO_DISABLE": 1})) == ["tmux", "git"]
 
 
 def test_too_few_gpus() -> None:

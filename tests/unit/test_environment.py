@@ -20,6 +20,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils import environme
 from ansible_collections.torchlan.nanochat.plugins.module_utils import software as host_software
 from ansible_collections.torchlan.nanochat.plugins.module_utils.background import Progress
 from ansible_collections.torchlan.nanochat.plugins.modules import environment
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import fetched as fetching
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.deliver import pip_arguments
 
 
@@ -170,22 +171,23 @@ def test_fetch_once_and_install_elsewhere_without_an_index(place: Path, wheels: 
 
 def test_a_file_that_is_short_is_never_taken_for_whole(place: Path, wheels: Path, tmp_path: Path) -> None:
     fetched = make(place, wheels, step="fetch")
-    incoming = tmp_path / "incoming"
-    shutil.copytree(fetched["folder"], incoming)
-    shutil.rmtree(fetched["folder"])
-    victim = incoming / "tiny_dep-2.0-py3-none-any.whl"
+    house, sent = Path(fetched["folder"]), tmp_path / "sent"
+    house.rename(sent)
+    victim = sent / "tiny_dep-2.0-py3-none-any.whl"
     whole = victim.read_bytes()
-    given = {"step": "fetch", "incoming": str(incoming), "manifest": fetched["files"]}
-    for bad in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
-        victim.write_bytes(bad)
-        assert codes(make(place, **given)) == ["install_failed"]
+
+    def take(content: bytes, cut: int | None = None) -> dict[str, Any]:
+        victim.write_bytes(content)
+        with fetching.packed(str(sent), fetched["files"]) as archive:
+            data = Path(archive).read_bytes()
+        (tmp_path / "fetched.tar").write_bytes(data[:cut])
+        return make(place, step="fetch", incoming=str(tmp_path / "fetched.tar"), manifest=fetched["files"])
+
+    for bad in (take(whole[:-1]), take(bytes([whole[0] ^ 1]) + whole[1:]), take(whole, 700), take(whole, 0)):
+        assert codes(bad) == ["install_failed"]
         assert make(place, step="look")["files"] is None
-    shutil.rmtree(fetched["folder"])
-    shutil.rmtree(incoming)
-    shutil.copytree(make(place, wheels, step="fetch")["folder"], incoming)
-    shutil.rmtree(fetched["folder"])
-    assert outcome(make(place, **given)) == ("fetch", True, [])
-    (Path(fetched["folder"]) / victim.name).write_bytes(whole[:-1])
+    assert outcome(take(whole)) == ("fetch", True, [])
+    (house / victim.name).write_bytes(whole[:-1])
     assert make(place, step="look")["files"] is None, "cut off later"
 
 

@@ -44,6 +44,7 @@ def look(tmp_path: Path, **more: Any) -> dict[str, Any]:
         "python": None,
         "master_port": free_port(),
         "device_type": "cpu",
+        "needs": [],
         "listen_s": 0,
     }
     return node_info.look({**params, **more})

@@ -313,6 +313,9 @@ def test_a_launch_succeeds_for_proven_and_planned_only(of: str, verdict: str) ->
 
 @pytest.mark.parametrize("of", ["status", "stop", "install", "dataset"])
 def test_the_others_succeed_when_they_went_well(of: str) -> None:
-    assert screen.succeeded(of, {"verdict": "refused"}, {"go": True})
-    assert not screen.succeeded(of, {"verdict": "refused"}, {"go": False})
-    assert not screen.succeeded(of, {"verdict": "refused"}, {})
+    made = {"verdict": "refused", "causes": [cause("note", "x", weight="warning")]}
+    assert screen.succeeded(of, made, {"go": True})
+    assert not screen.succeeded(of, made, {"go": False})
+    assert not screen.succeeded(of, made, {})
+    dead = {**made, "causes": [cause("host_unreachable", "x")]}
+    assert not screen.succeeded(of, dead, {"go": True}), "the others are ready, and one is not"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from builders import (
     ATTEMPT,
     HOSTS,
@@ -29,6 +30,7 @@ from builders import (
 )
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.modules import verdict
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import stages
 
 # ---- proof ----
@@ -248,8 +250,10 @@ def test_ended(answers: dict[str, dict[str, Any]], go: bool, said: list[str]) ->
     assert (state["go"], [entry["weight"] for entry in state["causes"]]) == (go, said)
 
 
-def test_every_stage_has_its_name() -> None:
-    assert all(getattr(stages, name) is stage for name, stage in stages.STAGES.items())
+def test_every_stage_is_documented() -> None:
+    choices = yaml.safe_load(verdict.DOCUMENTATION)["options"]["stage"]["choices"]
+    assert set(choices) == set(stages.STAGES)
+    assert len({id(stage) for stage in stages.STAGES.values()}) == len(stages.STAGES)
 
 
 def test_the_age_of_a_beat_is_told_by_its_own_hosts_clock() -> None:
