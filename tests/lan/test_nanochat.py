@@ -13,16 +13,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CORES, ROOT, Cluster
+from conftest import CORES, Cluster
+from minichat import commit, write_shards
 
 REAL = os.environ.get("NANOCHAT_REPO")
-WORDS = "the lan carries every gradient from one host to the other and back again while both of them wait".split()
 # The run of the mission, and without compiling.
 TRAIN_ARGS = {
     "depth": 4,
@@ -47,8 +45,8 @@ def nanochat(cluster: Cluster) -> dict[str, Any]:
         repo, shards = Path(REAL), Path(os.environ["NANOCHAT_SHARDS"])
     else:
         repo, shards = cluster.home / "a source" / "nanochat", cluster.home / "the shards"
-        _commit(repo)
-        _write_shards(shards)
+        commit(repo)
+        write_shards(shards)
     return {
         "nanochat_source": "git",
         "nanochat_repo": str(repo),
@@ -59,24 +57,6 @@ def nanochat(cluster: Cluster) -> dict[str, Any]:
         "nanochat_train_args": TRAIN_ARGS,
         "nanochat_first_step_timeout": 300,
     }
-
-
-def _commit(repo: Path) -> None:
-    shutil.copytree(ROOT / "tests/fixtures/minichat", repo, ignore=shutil.ignore_patterns("__pycache__"))
-    who = ["-c", "user.name=T", "-c", "user.email=t@example.com"]
-    for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "minichat"]):
-        subprocess.run(["git", "-C", str(repo), *words], check=True)
-
-
-def _write_shards(folder: Path) -> None:
-    """Two shards of 32 row groups as minichat reads them, the second for validation."""
-    folder.mkdir()
-    for shard in range(2):
-        texts = [
-            " ".join(WORDS[(shard + row * 7 + i * (i + row)) % len(WORDS)] for i in range(60)) for row in range(512)
-        ]
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        (folder / f"shard_{shard:05d}.parquet").write_text(lines)
 
 
 def bpb(cluster: Cluster, run: str) -> list[float]:
