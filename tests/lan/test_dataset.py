@@ -40,6 +40,11 @@ with open(sys.argv[1], "r+b") as file:
     file.write(bytes([byte[0] ^ 1]))
 os.utime(sys.argv[1], ns=(before.st_atime_ns, before.st_mtime_ns))
 """
+# a process as one of another run, which reads the same data
+BUSY = (
+    'TORCHLAN_RUN_DIR="HERE/runs/other/attempts/20260101-000000/node-0" NANOCHAT_BASE_DIR="HERE" '
+    "setsid sleep 4711 >/dev/null 2>&1 </dev/null &"
+)
 
 
 class Data:
@@ -118,6 +123,14 @@ def test_from_a_bare_worker_to_equal_hosts_and_back_after_every_damage(data: Dat
     ):
         assert words in found.text
     assert data.digests("laptop") == wrong, "nothing is replaced unasked"
+    # another run reads this data: nothing is changed under it
+    base = data.path("laptop", "")
+    data.shell("laptop", "bash", "-c", BUSY.replace("HERE", base.rstrip("/")))
+    refused = data.bring("nanochat_dataset_repair=true")
+    assert (refused.status, _codes(refused)) == (2, {"run_in_progress"}), refused
+    assert "other" in refused.text and data.digests("laptop") == wrong
+    data.shell("laptop", "pkill", "-f", "sleep 4711")
+
     repaired = data.bring("nanochat_dataset_repair=true")
     assert repaired.status == 0 and data.equal, repaired
     kept = data.shell("laptop", "sha256sum", f"{shard}.old").split()[0]
