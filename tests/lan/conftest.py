@@ -49,7 +49,8 @@ GROUP_VARS = {
     "nanochat_source": "smoke",
     "nanochat_install_method": "existing",
     "nanochat_python": "/opt/torchlan-torch/bin/python",
-    "nanochat_train_args": SMALL,
+    # a live run leaves the cores to what is tested beside it
+    "nanochat_train_args": {**SMALL, "step-seconds": 0.2},
     "nanochat_join_timeout": 90,  # the hosts share two cores with whatever else is going on
 }
 
