@@ -26,9 +26,10 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.environments imp
 from ansible_collections.torchlan.nanochat.plugins.module_utils.interpreters import Python, best, interpreters
 from ansible_collections.torchlan.nanochat.plugins.module_utils.pip_environment import NO_WAY_OUT
 from ansible_collections.torchlan.nanochat.plugins.module_utils.wheelhouse import UV_CACHE
-from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import distributions, last_lines
+from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import distributions, last_lines, write_atomic
 
 _CACHE = "uv-cache"
+_WHOLE = ".torchlan-whole"
 
 
 class UvEnvironment(Environment):
@@ -100,6 +101,7 @@ class UvEnvironment(Environment):
         house = self.house
         os.makedirs(house.folder, exist_ok=True)
         self._sync(progress)
+        write_atomic(os.path.join(self._cache, _WHOLE), b"")
         if not self.given.get("pack"):
             return
         progress.say("packing uv's cache for the other hosts")
@@ -111,7 +113,7 @@ class UvEnvironment(Environment):
 
     def install(self, progress: Progress) -> None:
         packed = self.house.paths(UV_CACHE)
-        if packed and not os.path.isdir(self._cache):
+        if packed and not os.path.exists(os.path.join(self._cache, _WHOLE)):
             progress.say("unpacking uv's cache")
             work = self._cache + ".part"
             shutil.rmtree(work, ignore_errors=True)
@@ -119,6 +121,9 @@ class UvEnvironment(Environment):
                 # Older Pythons know no filter; that the archive is ours is known from its digest.
                 safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
                 archive.extractall(work, **safe)  # noqa: S202
+            write_atomic(os.path.join(work, _CACHE, _WHOLE), b"")
+            # What this host could get by itself is in the way, and is a part of it.
+            shutil.rmtree(self._cache, ignore_errors=True)
             os.replace(os.path.join(work, _CACHE), self._cache)
             os.rmdir(work)
         if not os.path.isdir(self._cache):

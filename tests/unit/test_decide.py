@@ -123,7 +123,10 @@ def test_state_of_the_whole(states: tuple[str, str], whole: str) -> None:
 
 def against(seen: dict[str, Any], doing: str = "start", **shared: Any) -> list[tuple[str, str | None, str]]:
     made, _causes = plan.make(smoke(**shared), {host: len(one["host"]["gpus"]) for host, one in seen.items()})
-    return [(cause["code"], cause["host"], cause["what"]) for cause in decide.check_nodes(made, seen, start=doing in (decide.START, decide.RESTART))]
+    return [
+        (cause["code"], cause["host"], cause["what"])
+        for cause in decide.check_nodes(made, seen, start=doing in (decide.START, decide.RESTART))
+    ]
 
 
 def test_nothing_stands_against_it() -> None:
@@ -155,7 +158,8 @@ def test_a_taken_port(holder: dict[str, Any] | None, who: str, fix: str) -> None
     assert against(seen, "watch") == []
     made = planned(smoke())
     assert (
-        decide.check_nodes(made, seen, start=True)[0]["fix"] == f"on workstation: {fix}; or nanochat_master_port: another"
+        decide.check_nodes(made, seen, start=True)[0]["fix"]
+        == f"on workstation: {fix}; or nanochat_master_port: another"
     )
 
 
