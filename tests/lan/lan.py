@@ -28,12 +28,15 @@ network carries that id as a label, and is removed by it.
     python3 tests/lan/lan.py trains FOLDER RUN              the same, once workers were seen sending each other a lot
     python3 tests/lan/lan.py exec FOLDER HOST CMD...        run a command on a host as root, past ssh: to break things
     python3 tests/lan/lan.py destroy FOLDER
-    python3 tests/lan/lan.py sweep                          removes every LAN that this checkout left behind
+    python3 tests/lan/lan.py sweep [TESTS]                  removes every LAN that this checkout left behind, or those
+                                                            that were made with TESTS in the environment
+                                                            variable TORCHLAN_TESTS
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import socket
@@ -47,6 +50,7 @@ from engine import LanError, docker, ensure_engine, running
 from image import CHECKOUT, ROOT, TORCH_PATH, mounts, node_image, say, torch_environment, way_out
 
 LABEL = "org.torchlan.lan"  # value: the id of a LAN
+TESTS = "org.torchlan.tests"  # value: the id of one run of tests
 DEFAULTS: dict[str, Any] = {
     "user": "trainer",
     "image": "usual",
@@ -89,6 +93,7 @@ class Lan:
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.id, "-f", str(key)]
             subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
         labels = ["--label", f"{LABEL}={self.id}", "--label", f"{CHECKOUT}={ROOT}"]
+        labels += ["--label", f"{TESTS}={os.environ.get('TORCHLAN_TESTS', '')}"]
         for network in sorted({n for host in self.hosts.values() for n in host["networks"]}):
             closed = [] if network == WAY_OUT else ["--internal"]
             docker("network", "create", *closed, *labels, f"{self.id}-{network}")
@@ -265,6 +270,8 @@ def main(argv: list[str]) -> Any:
             return Lan(Path(folder)).destroy()
         case ["sweep"]:
             return remove(f"{CHECKOUT}={ROOT}")
+        case ["sweep", tests]:
+            return remove(f"{TESTS}={tests}")
     sys.exit(__doc__)
 
 
