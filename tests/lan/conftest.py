@@ -228,13 +228,3 @@ def run(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name.removeprefix("test_")).strip("-")[:40]
     yield name
     cluster.end(name)
-
-
-@pytest.fixture(scope="module")
-def live(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A proven run that stays alive for all tests of a module that only look at it."""
-    name = f"live-{request.module.__name__.rpartition('_')[2]}"
-    result = cluster.playbook("launch", run=name)
-    assert result.status == 0, result
-    yield name
-    cluster.end(name)

@@ -1,13 +1,26 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of run states, where launch starts something anew; test_live has the rows that leave a run alone."""
+"""The table of run states; molecule/default has the usual ones by the newest core."""
 
 from __future__ import annotations
 
 import json
 
-from conftest import Cluster
+from conftest import OLDEST, Cluster
+
+
+def test_alive_is_left_alone(cluster: Cluster, run: str) -> None:
+    assert cluster.playbook("launch", run=run, core=OLDEST).status == 0
+    before = cluster.pids(run)
+    result = cluster.playbook("launch", run=run, core=OLDEST)
+    assert (result.status, result.changed) == (0, 0), result
+    result = cluster.playbook("launch", "nanochat_extra_args=matrix-lr=0.03", run=run, core=OLDEST)
+    assert result.status != 0, result
+    assert result.codes == {"run_differs"}
+    assert "matrix-lr" in result.text
+    assert cluster.pids(run) == before
+    assert all(before.values())
 
 
 def test_half_alive_and_relaunch(cluster: Cluster, run: str) -> None:

@@ -65,3 +65,11 @@ def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
     assert time.monotonic() - began < 10
     assert not any(cluster.pids(run).values())
     assert f":{port_of(run)} " not in cluster.lan.exec("workstation", "ss", "-Hltn")
+
+
+def test_stop_and_status_where_nothing_is(cluster: Cluster, run: str) -> None:
+    result = cluster.playbook("stop", run=run)
+    assert result.status == 0, result
+    assert result.changed == 0, result
+    result = cluster.playbook("status", run=run)
+    assert run in result.text, result
