@@ -207,11 +207,12 @@ def test_uv_from_a_lock_file_without_a_way_out(cluster: Cluster, run: str, tmp_p
         (repo / "pyproject.toml").write_text(project)
         subprocess.run([tools.uv(tools.here()), "lock", "--python", python], cwd=repo, check=True)
         another_commit(repo, "a lock file")
+        index.served.clear()
         prepare(cluster, {**given, "nanochat_repo": str(repo)})
         result = cluster.playbook("install", run=run)
         assert result.status == 0, result
         assert "this controller fetches for it" in result.text
-        assert len(index.served) == 1, "over the slow line once"
+        assert len(index.served) == 1, f"over the slow line once, not {index.served}"
         proven_and_then_left_alone(cluster, run)
     finally:
         index.shutdown()
