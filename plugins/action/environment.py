@@ -31,7 +31,7 @@ class ActionModule(DeliveringAction):
         variables = settings["nanochat_install_env"]
         self.extra = "gpu" if settings["nanochat_device_type"] == "cuda" else "cpu"
         self.settings = settings
-        module_args = {
+        module_args: dict[str, Any] = {
             "path": settings["nanochat_dir"],
             "base_dir": settings["nanochat_base_dir"],
             "method": settings["nanochat_install_method"],
@@ -52,7 +52,7 @@ class ActionModule(DeliveringAction):
 
     def _with_tools(self, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         """Run the module; what it lacks is brought, and it is asked again."""
-        if "step" not in module_args or module_args["step"] in ("fetch", "install", "make"):
+        if module_args.get("step") != "look":
             self._bring_pip(module_args)
         result = self.patient(module_args, task_vars)
         if result.get("lacking") != "uv":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import zipfile
 from typing import Any
 
@@ -14,6 +15,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils import manifest,
 
 # nanochat's own folders, the newer first: it falls back to the older one where only that exists.
 _FOLDERS = ("base_data_climbmix", "base_data")
+_SHARD = re.compile(r"shard_(\d{5})\.parquet\Z")
 _MOST_LISTED = 300
 _ITEM_BYTES = {b"IntStorage": 4, b"LongStorage": 8, b"ShortStorage": 2}
 
@@ -94,3 +96,18 @@ def _vocabulary(path: str) -> int | None:
         if word in described:
             return size // item_bytes
     return None
+
+
+def lacks_shards(names: list[str], wanted: int) -> bool:
+    """Whether fewer training shards of nanochat's own data set are here than wanted, by their names in order.
+
+    A folder with data of the user's is left alone.
+    """
+    if len(names) < 2:
+        return True
+    matches = [_SHARD.match(name) for name in names]
+    numbers = [int(match.group(1)) for match in matches if match]
+    training = len(numbers) - 1
+    if len(numbers) != len(names) or numbers[:-1] != list(range(training)) or numbers[-1] == training:
+        return False  # the downloader leaves a gap before its last shard, the validation set
+    return training < wanted

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 from typing import Any
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils import in_use
+from ansible_collections.torchlan.nanochat.plugins.module_utils import data, in_use
 from ansible_collections.torchlan.nanochat.plugins.module_utils.data_host import TOKENIZER_FILES, DataHost
 from ansible_collections.torchlan.nanochat.plugins.module_utils.data_tokenizer import place_tokenizer
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import locked
 
-_SHARD = re.compile(r"shard_(\d{5})\.parquet\Z")
 _LOCK_S = 7200.0
 _WORK = ".torchlan-tokenizer-"
 
@@ -67,15 +65,7 @@ if written.num_rows != rows or written.num_row_groups < groups:
 
 def needs_download(host: DataHost) -> bool:
     """Whether shards of nanochat's own data set are missing. A folder with data of the user's is left alone."""
-    names = host.shards()
-    if len(names) < 2:
-        return True
-    matches = [_SHARD.match(name) for name in names]
-    numbers = [int(match.group(1)) for match in matches if match]
-    training = len(numbers) - 1
-    if len(numbers) != len(names) or numbers[:-1] != list(range(training)) or numbers[-1] == training:
-        return False  # the downloader leaves a gap before its last shard, the validation set
-    return bool(training < host.given["shards"])
+    return data.lacks_shards(host.shards(), host.given["shards"])
 
 
 def download(host: DataHost) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import data as data_facts
 from ansible_collections.torchlan.nanochat.plugins.module_utils import packages
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import data_plan, render
@@ -172,11 +173,14 @@ def todo(
     commit: str | None,
     requirements: Mapping[str, list[str]],
     manifest: str | None,
+    download: bool = False,
 ) -> dict[str, list[str]]:
     """Which hosts still need which part of the preparation: C({"install": [hosts], "dataset": [hosts]}).
 
     :param requirements: what pip installs, by host.
     :param manifest: digest of the controller's own shards, when they are the source.
+    :param download: whether the master is to have as many shards as C(nanochat_dataset_shards), too. A launch trains
+        with those that are there.
     """
     install = [
         host
@@ -196,6 +200,10 @@ def todo(
             if not (data["tokenizer"]["present"] and data["shards"] > 1 and same) or unread:
                 dataset.append(host)
         repair = settings[hosts[0]]["nanochat_dataset_repair"] and not manifest
+        wanted = 0 if settings[hosts[0]]["nanochat_dataset_dir"] else settings[hosts[0]]["nanochat_dataset_shards"]
+        names = [entry[0] for entry in first["list"]]
+        if download and hosts[0] not in dataset and data_facts.lacks_shards(names, wanted):
+            dataset.insert(0, hosts[0])
         if repair and not dataset and _check_row_groups(plan, nodes):
             dataset.append(hosts[0])
     return {"install": install, "dataset": dataset}

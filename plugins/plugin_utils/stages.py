@@ -158,9 +158,11 @@ def some(view: View, state: State) -> State:
     return {**state, "causes": causes, "go": go}
 
 
-def _plan(view: View, state: State, *known: Any) -> tuple[plan.Plan, list[dict[str, Any]]]:
+def _plan(
+    view: View, state: State, gpus: Mapping[str, int] | None = None, vocabulary: int | None = None
+) -> tuple[plan.Plan, list[dict[str, Any]]]:
     """The run. Whether it would work is not asked where only a part of the cluster is worked on."""
-    run, problems = plan.make(view.settings, *known, nnodes=len(view.cluster))
+    run, problems = plan.make(view.settings, gpus, vocabulary, len(view.cluster))
     return run, [] if state.get("partial") else problems
 
 
@@ -195,7 +197,7 @@ def look(view: View, state: State) -> State:
         causes = causes + view.weigh(decide.check_nodes(run, nodes, start=not state.get("partial")) + lacking)
         if not errors(causes):
             wanted = {name: state[name] for name in ("commit", "requirements", "manifest")}
-            state["todo"] = decide.todo(run, settings, nodes, **wanted)
+            state["todo"] = decide.todo(run, settings, nodes, **wanted, download=bool(state.get("partial")))
             install = {*state["todo"]["install"], *state["packages"]}
             state["todo"]["install"] = [host for host in run.hosts if host in install]
             if not any(state["todo"].values()):

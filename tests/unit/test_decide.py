@@ -217,6 +217,19 @@ def test_else_one_command_for_an_administrator(manager: str | None, command: str
     assert "tmux and git" in causes[0]["what"] and "compiler" in causes[1]["what"]
 
 
+@pytest.mark.parametrize(("wanted", "todo"), [(1, []), (2, ["workstation"])])
+def test_more_shards_are_downloaded_when_dataset_is_asked_for(wanted: int, todo: list[str]) -> None:
+    listed = [["shard_00000.parquet", 10, "0" * 64, 8], ["shard_06542.parquet", 20, "1" * 64, 8]]
+    settings = pair(nanochat_install_method="existing", nanochat_python="/py", nanochat_dataset_shards=wanted)
+    seen = {
+        host: node(host, data=data(list=listed), checkout={"state": "git", "commit": COMMIT, "dirty": False})
+        for host in HOSTS
+    }
+    given = (planned(settings), settings, seen, COMMIT, {}, None)
+    assert decide.todo(*given)["dataset"] == [], "a launch trains with what is there"
+    assert decide.todo(*given, download=True)["dataset"] == todo
+
+
 def test_what_a_host_needs() -> None:
     assert decide.needs(coerced(nanochat_source="smoke")) == ["tmux"]
     assert decide.needs(coerced()) == ["tmux", "git", "compiler", "headers"]

@@ -73,7 +73,10 @@ def test_the_environment_of_the_download_is_used(wheels: Path) -> None:
 
 @pytest.mark.parametrize(
     ("libc", "version", "first", "never"),
-    [("glibc", "2.36", "manylinux_2_36_x86_64", "manylinux_2_37_x86_64"), ("", "", "musllinux_1_2_x86_64", "linux_x86_64")],
+    [
+        ("glibc", "2.36", "manylinux_2_36_x86_64", "manylinux_2_37_x86_64"),
+        ("", "", "musllinux_1_2_x86_64", "linux_x86_64"),
+    ],
 )
 def test_names_of_a_platform(libc: str, version: str, first: str, never: str) -> None:
     words = tools.platform_tags({**HOST, "libc": libc, "libc_version": version})

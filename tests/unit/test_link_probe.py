@@ -240,7 +240,7 @@ def test_eight_peers_behind_a_firewall_take_under_three_seconds(lab: Lab) -> Non
 def look_and_choose(lab: Lab, hosts: dict[str, str], wanted: dict[str, str | None] | None = None) -> dict[str, Any]:
     """Everything that a launch does to find interfaces, from the look to the choice."""
     params = {"run": "r", "node_rank": 0, "dir": "/nowhere", "base_dir": "/tmp", "data_dir": None, "python": None}
-    params.update(install_method="uv", master_port=29500, device_type="cpu", listen_s=15)
+    params.update(install_method="uv", master_port=29500, device_type="cpu", listen_s=15, needs=[])
     nodes = {host: lab.python(there, LOOK, json.dumps(params)) for host, there in hosts.items()}
     found = {}
     for host, there in hosts.items():
