@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -385,3 +387,35 @@ def test_a_run_with_this_environment_is_not_disturbed(there: Path, wheels: Path,
             assert codes(make(there, wheels)) == ["run_in_progress"]
         finally:
             process.kill()
+
+
+class Cut(http.server.BaseHTTPRequestHandler):
+    """An index whose connection breaks in the middle of every wheel."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith(".whl"):
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            self.wfile.write(b"PK" + bytes(5000))
+            return
+        page = b'<a href="torch-9.9.1-py3-none-any.whl">torch-9.9.1-py3-none-any.whl</a>'
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_arguments: Any) -> None:
+        pass
+
+
+def test_a_wheel_whose_download_is_cut_is_never_taken(place: Path) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Cut) as index:
+        threading.Thread(target=index.serve_forever, daemon=True).start()
+        words = ["--no-index", "--retries=0", f"--find-links=http://127.0.0.1:{index.server_address[1]}/"]
+        result = make(place, requirements=["torch"], pip_args=words)
+        index.shutdown()
+    assert codes(result)[0] in ("install_failed", "index_unreachable")
+    assert result["files"] is None and not (place / ".venv").exists()
+    assert not list(Path(result["folder"]).rglob("*.whl"))
