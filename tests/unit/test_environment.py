@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pip
 import pytest
 import software
 
@@ -87,6 +88,8 @@ def make(place: Path, wheels: Path | None = None, check_mode: bool = False, **mo
         "method": "pip",
         "python": sys.executable,
         "requirements": ["torch", "tiny-dep"],
+        # The one beside Ansible, already compiled: from a zip file, each start of pip costs seconds.
+        "pip": str(Path(pip.__file__).parents[1]),
     }
     if wheels:
         given["pip_args"] = ["--no-index", f"--find-links={wheels}"]
@@ -344,6 +347,7 @@ if not venv.exists():
 site = next(venv.glob("lib/python*/site-packages"))
 for line in open("uv.lock"):
     (site / (line.strip() + ".dist-info")).mkdir(exist_ok=True)
+(site / "torch.py").touch()
 """
 
 
