@@ -10,27 +10,15 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import stages
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import data_stages, install_stages, stages
 
 # Registered by the tasks that ask the hosts; the verdict reads them of all hosts.
 REGISTERED = (
     "preflight_settings",
     "preflight_node",
     "preflight_links",
-    "install_packages",
-    "install_checkout",
-    "install_wanted",
-    "install_fetched",
-    "install_offered",
-    "install_shared",
-    "install_environment",
-    "dataset_shards",
-    "dataset_received",
-    "dataset_offered",
-    "dataset_fetched",
-    "dataset_remembered",
-    "dataset_trained",
-    "dataset_tokenizer",
+    *install_stages.TASKS,
+    *data_stages.TASKS,
     "launch_links",
     "launch_started",
     "verify_rendezvous",

@@ -23,8 +23,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils.detached import detach
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import expand, redact, write_atomic
 
 PATIENCE_S = 4.0  # of one call
@@ -133,31 +134,12 @@ def _start(root: str, work: Callable[[Progress], dict[str, Any]]) -> str:
     # The lock is held as long as the work lives, and by nobody else: its children don't inherit it.
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _flock(lock)
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            if os.fork() == 0:
-                _live(folder, lock, work)
-        finally:
-            os._exit(0)
+    detach(lambda: _live(folder, work), [lock], "torchlan-work")
     os.close(lock)
-    os.waitpid(child, 0)
     return job
 
 
-def _live(folder: str, lock: int, work: Callable[[Progress], dict[str, Any]]) -> NoReturn:
-    """The detached process. Nothing of Ansible's clean-up may run here, so the only way out is os._exit."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != lock:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+def _live(folder: str, work: Callable[[Progress], dict[str, Any]]) -> None:
     progress = Progress()
     threading.Thread(target=_watch, args=(folder, progress), daemon=True).start()
     try:
@@ -166,7 +148,6 @@ def _live(folder: str, lock: int, work: Callable[[Progress], dict[str, Any]]) ->
         result = {"crash": traceback.format_exc()}
     with contextlib.suppress(OSError):
         write_atomic(os.path.join(folder, "result"), json.dumps(result).encode(), 0o600)
-    os._exit(0)
 
 
 def _watch(folder: str, progress: Progress) -> None:

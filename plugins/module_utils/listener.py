@@ -10,13 +10,14 @@ C(forks) is, and a timer of the kernel ends it, whatever happens.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import select
 import signal
 import socket
 import time
 from typing import Any
+
+from ansible_collections.torchlan.nanochat.plugins.module_utils.detached import detach
 
 _MOST_ANSWERS = 4096
 
@@ -27,16 +28,7 @@ def start_listener(seconds: int, identity: str) -> dict[str, Any]:
     nonce = secrets.token_hex(8)
     port = int(sockets[0].getsockname()[1])
     answer = (json.dumps({"nonce": nonce, "host": identity}) + "\n").encode()
-    child = os.fork()
-    if child == 0:
-        # Nothing of Ansible's clean-up may run here, so every way out is os._exit.
-        try:
-            os.setsid()
-            if os.fork() == 0:
-                _live(sockets, answer, seconds)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    detach(lambda: _live(sockets, answer, seconds), [one.fileno() for one in sockets], "torchlan-probe")
     for one in sockets:
         one.close()
     return {"port": port, "nonce": nonce}
@@ -70,27 +62,7 @@ def _same_port_sockets() -> list[socket.socket]:
 
 
 def _live(sockets: list[socket.socket], answer: bytes, seconds: int) -> None:
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM, signal.SIGTERM])
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.alarm(seconds + 1)
-    os.chdir("/")
-    keep = {one.fileno() for one in sockets}
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass
-    try:
-        with open("/proc/self/comm", "w") as comm:  # what `ps` and `ss` show
-            comm.write("torchlan-probe")
-    except OSError:
-        pass
     _serve(sockets, answer, time.monotonic() + seconds)
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils.detached import detach
 from ansible_collections.torchlan.nanochat.plugins.module_utils.host import identity
 from ansible_collections.torchlan.nanochat.plugins.module_utils.share_exchange import Exchange
 from ansible_collections.torchlan.nanochat.plugins.module_utils.share_fetch import Fetcher
@@ -52,21 +53,15 @@ def start(exchange: Exchange, address: str) -> int:
         raise
     port = int(server.server_address[1])
     ready, told = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # Nothing of Ansible's clean-up may run here, so every way out is os._exit.
-        try:
-            os.setsid()
-            if os.fork() == 0:
-                os.close(ready)
-                _detach({server.fileno(), told, *([workplace.handle] if workplace else [])})
-                write_atomic(note, json.dumps({"pid": os.getpid(), "started": _started(os.getpid())}).encode(), 0o600)
-                os.write(told, b"1")
-                os.close(told)
-                _live(exchange, server, workplace, note)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+
+    def live() -> None:
+        signal.signal(signal.SIGTERM, _terminated)
+        write_atomic(note, json.dumps({"pid": os.getpid(), "started": _started(os.getpid())}).encode(), 0o600)
+        os.write(told, b"1")
+        os.close(told)
+        _live(exchange, server, workplace, note)
+
+    detach(live, [server.fileno(), told, *([workplace.handle] if workplace else [])], "torchlan-share")
     os.close(told)
     with os.fdopen(ready, "rb") as answer:
         alive = answer.read()
@@ -116,24 +111,6 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
     return None if ended else fields[19]
-
-
-def _detach(keep: set[int]) -> None:
-    for number in (signal.SIGALRM, signal.SIGINT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL if number != signal.SIGPIPE else signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _terminated)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM, signal.SIGTERM])
-    os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # what `ps` and `ss` show
-        comm.write("torchlan-share")
 
 
 def _terminated(_number: int, _frame: Any) -> None:
