@@ -94,9 +94,14 @@ def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[st
     """Seconds of each remote task (its slowest host), and of the whole from the first verdict to the last."""
     named = {
         "node_info": "preflight_node",
+        "packages": "install_packages",
         "checkout": "install_checkout",
+        "fetch": "install_fetched",
+        "share_wheels": "install_shared",
         "environment": "install_environment",
         "dataset": "dataset_shards",
+        "share_shards": "dataset_fetched",
+        "tokenizer": "dataset_trained",
         "link_probe": "launch_links",
         "training_run": "launch_started",
         "rendezvous": "verify_rendezvous",
