@@ -52,6 +52,7 @@ _SHARED = (
     "nanochat_first_step_timeout",
     "nanochat_hang_timeout",
     "nanochat_dataset_dir",
+    "nanochat_dataset_shards",
     "nanochat_dataset_repair",
     "nanochat_tokenizer_args",
     "nanochat_report_dir",
