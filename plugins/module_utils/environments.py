@@ -167,10 +167,16 @@ class Environment:
         self.house.accept(manifest)
 
     @property
+    def chosen(self) -> Python:
+        """The interpreter that C(action) has chosen."""
+        if self.base is None:
+            raise Stop("environment_missing", "no interpreter was chosen")
+        return self.base
+
+    @property
     def house(self) -> Wheelhouse:
         """The wheelhouse for what is wanted; C(action) must have chosen the interpreter."""
-        assert self.base is not None
-        key = key_of(self.method, self.wanted(), self.base.platform)
+        key = key_of(self.method, self.wanted(), self.chosen.platform)
         return Wheelhouse(expand(self.given["base_dir"]), key)
 
     def _house_facts(self) -> dict[str, Any]:

@@ -75,11 +75,10 @@ class PipEnvironment(Environment):
                 f"use it: nanochat_install_method=existing and nanochat_python={self.python}; or remove it",
             )
         current = Python(self.python) if marker is not None else None
-        fresh = current is None or not current.version or not same_minor(marker, current)
-        self.base = self.choose(None if fresh else current)
-        if fresh:
+        if marker is None or current is None or not current.version or not same_minor(marker, current):
+            self.base = self.choose(None)
             return "create"
-        assert current is not None and marker is not None
+        self.base = self.choose(current)
         return "none" if marker.get("digest") == digest(wanted, current.version) else "update"
 
     def _foreign(self) -> bool:
@@ -126,7 +125,6 @@ class PipEnvironment(Environment):
             raise Stop(code_, f"{what} ended with {code}:\n{last_lines(text)}", fix)
 
     def fetch(self, progress: Progress) -> None:
-        assert self.base is not None
         house = self.house
         work = os.path.join(house.folder, ".fetching")
         shutil.rmtree(work, ignore_errors=True)
@@ -134,7 +132,7 @@ class PipEnvironment(Environment):
         temporary = os.path.join(work, "tmp")
         os.makedirs(temporary)
         progress.say("pip looks for what is needed")
-        argv = [*self._pip(self.base.path), "wheel", "--progress-bar=off", "--wheel-dir", work]
+        argv = [*self._pip(self.chosen.path), "wheel", "--progress-bar=off", "--wheel-dir", work]
         argv += [*list(self.given.get("pip_args") or []), "--", *self.wanted()]
         try:
             self._run(progress, argv, "pip wheel", {"TMPDIR": temporary})
@@ -177,7 +175,6 @@ class PipEnvironment(Environment):
 
     def _create(self, progress: Progress) -> None:
         """An empty environment. Before anything else is written, it is known to be ours, even when it breaks."""
-        assert self.base is not None
         progress.say(f"making {self.venv}")
         if os.path.islink(self.venv):
             os.unlink(self.venv)
@@ -186,10 +183,10 @@ class PipEnvironment(Environment):
         os.makedirs(self.venv)
         write_atomic(os.path.join(self.venv, _BEGUN), b"")
         bare = ["--without-pip"] if self.given.get("pip") else []
-        code, text = run([self.base.path, "-I", "-m", "venv", *bare, self.venv], timeout=600)
+        code, text = run([self.chosen.path, "-I", "-m", "venv", *bare, self.venv], timeout=600)
         if code and not bare and "ensurepip" in text:
             shutil.rmtree(self.venv)
             raise Lacking("pip")
         if code:
-            what = f"{self.base.path} -m venv failed: {last_lines(text, 4)}"
+            what = f"{self.chosen.path} -m venv failed: {last_lines(text, 4)}"
             raise Stop("venv_missing", what, hint(["venv"]))

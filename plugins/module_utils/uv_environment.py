@@ -83,9 +83,8 @@ class UvEnvironment(Environment):
 
     def _sync(self, progress: Progress, *more: str) -> None:
         """Run uv sync, which leaves what fits."""
-        assert self.base is not None
         env = {"UV_NO_PROGRESS": "1", "UV_PROJECT_ENVIRONMENT": self.venv, "UV_CACHE_DIR": self._cache, **self.env}
-        argv = [self._uv(), "sync", "--frozen", "--extra", self.extra, "--python", self.base.path, *more]
+        argv = [self._uv(), "sync", "--frozen", "--extra", self.extra, "--python", self.chosen.path, *more]
         os.environ.pop("VIRTUAL_ENV", None)
         code, text = progress.run(argv, env=env, cwd=self.path)
         if code:

@@ -49,6 +49,7 @@ class RemoteAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         started = self._said = time.monotonic()
         self._task_host = str((task_vars or {}).get("inventory_hostname", ""))
+        keep_alive(self._connection)
         try:
             result.update(self.work(dict(self._task.args), task_vars or {}))
         except Lost as lost:
@@ -137,6 +138,21 @@ class RemoteAction(ActionBase):
             raise Lost(
                 cause("host_unreachable", f"the copy to {remote_path} broke: {_short(str(problem))}")
             ) from problem
+
+
+def keep_alive(connection: Any) -> None:
+    """Let ssh notice within 20 s that a host is gone.
+
+    Ansible keeps connections open. When a cable is pulled, the next task would wait on the old one for a quarter of an
+    hour, ConnectTimeout or not. What the user has set about it stays.
+    """
+    if str(getattr(connection, "transport", "")) != "ssh":
+        return
+    names = ("ssh_args", "ssh_common_args", "ssh_extra_args")
+    given = {name: connection.get_option(name) or "" for name in names}
+    if not any("ServerAliveInterval" in words for words in given.values()):
+        words = f"{given['ssh_extra_args']} -o ServerAliveInterval=5 -o ServerAliveCountMax=4"
+        connection.set_option("ssh_extra_args", words.strip())
 
 
 class Lost(Exception):

@@ -13,7 +13,7 @@ import pytest
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import Lost, RemoteAction
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils.remote import Lost, RemoteAction, keep_alive
 
 VARS = {"inventory_hostname": "laptop", "ansible_host": "{{ net }}.37", "ansible_user": "ann"}
 
@@ -172,3 +172,25 @@ def test_a_copy_that_breaks(problem: Exception) -> None:
         action.put(b"x", "/r/1")
     assert raised.value.cause["code"] == "host_unreachable"
     assert f"the copy to /r/1 broke: {problem}" in raised.value.cause["what"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "-o ServerAliveInterval=5 -o ServerAliveCountMax=4"),
+        ({"ssh_extra_args": "-v"}, "-v -o ServerAliveInterval=5 -o ServerAliveCountMax=4"),
+        ({"ssh_common_args": "-o ServerAliveInterval=60"}, None),
+    ],
+)
+def test_ssh_notices_a_host_that_is_gone(given: dict[str, str], words: str | None) -> None:
+    connection = MagicMock(transport="ssh", get_option=given.get)
+    keep_alive(connection)
+    assert [call.args for call in connection.set_option.call_args_list] == (
+        [("ssh_extra_args", words)] if words else []
+    ), "what the user has set about it stays"
+
+
+def test_other_connections_have_nothing_to_keep_alive() -> None:
+    connection = MagicMock(transport="local")
+    keep_alive(connection)
+    assert not connection.set_option.called
