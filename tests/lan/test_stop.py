@@ -54,6 +54,7 @@ def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
         *("launch", "nanochat_source=git", f"nanochat_repo='{repo}'", "nanochat_version=HEAD", "nanochat_runner=false"),
         *("nanochat_dir=~/ends-differently", base, "nanochat_dataset_shards=1"),
         *("nanochat_keep_failed=true", "nanochat_torch=torch", "nanochat_join_timeout=30"),
+        """nanochat_env='{"TORCHDYNAMO_DISABLE": "1"}\'""",  # nothing that needs a compiler
         run=run,
     )
     assert result.report is not None
@@ -62,7 +63,7 @@ def test_agent_in_its_exit_barrier(cluster: Cluster, run: str) -> None:
     began = time.monotonic()
     result = cluster.playbook("stop", base, run=run)
     assert result.status == 0, result
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # the barrier takes 300
     assert not any(cluster.pids(run).values())
     assert f":{port_of(run)} " not in cluster.lan.exec("workstation", "ss", "-Hltn")
 
