@@ -95,13 +95,6 @@ def test_pip_runs_from_its_file_also_where_python_keeps_none(monkeypatch: pytest
     tools.pip.cache_clear()
 
 
-def fake_uv(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
-    path.chmod(0o755)
-    return path
-
-
 def test_uv_is_downloaded_once_and_run_for_the_hosts_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = tmp_path / "index"
     wheel = software.wheel(index, "uv", tools.UV.partition("==")[2])
@@ -112,7 +105,7 @@ def test_uv_is_downloaded_once_and_run_for_the_hosts_platform(tmp_path: Path, mo
     )
     name = f"uv-{tools.UV.partition('==')[2]}.data/scripts/uv"
     with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr(name, f"#!{sys.executable}\n{script}")
+        archive.writestr(name, f"#!{os.path.realpath(sys.executable)}\n{script}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     uv = tools.uv(tools.here())
