@@ -130,7 +130,9 @@ class Cluster:
         self.write(name, inventory)
         return name
 
-    def playbook(self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan") -> Result:
+    def playbook(
+        self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan", limit: float = 300
+    ) -> Result:
         """Run a playbook of the collection from the user's folder; `name=value` words become -e strings."""
         folder = CORES[core] if core else next(iter(CORES.values()))
         words = [f"nanochat_run={run}", f"nanochat_master_port={port_of(run)}"] if run else []
@@ -146,7 +148,7 @@ class Cluster:
             cwd=self.user,
             env=env,
             stdin=subprocess.DEVNULL,
-            timeout=300,
+            timeout=limit,
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -27,6 +27,8 @@ from minichat import commit, write_shards
 
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import tools
 
+# two hosts install torch on two cores, beside other tests
+INSTALL_S = 1500
 REAL = os.environ.get("NANOCHAT_REPO")
 # python3, sudo and sshd, and a package index; a person with sudo each
 BARE = {"image": "bare", "torch": False, "networks": ["out"], "memory": "5g"}
@@ -157,7 +159,7 @@ def test_pip(cluster: Cluster, run: str) -> None:
     # asked for every package, an index that is out of reach costs minutes
     given["nanochat_pip_args"] = [] if _torch_lies_on_disk() else ["--extra-index-url", TORCH_INDEX]
     prepare(cluster, given)
-    result = cluster.playbook("install", run=run)
+    result = cluster.playbook("install", run=run, limit=INSTALL_S)
     assert result.status == 0, result
     assert result.text.count("pip wheel") <= 1
     # one host fetched, the other got the same files from it
@@ -209,7 +211,7 @@ def test_uv_from_a_lock_file_without_a_way_out(cluster: Cluster, run: str, tmp_p
         another_commit(repo, "a lock file")
         index.served.clear()
         prepare(cluster, {**given, "nanochat_repo": str(repo)})
-        result = cluster.playbook("install", run=run)
+        result = cluster.playbook("install", run=run, limit=INSTALL_S)
         assert result.status == 0, result
         assert "this controller fetches for it" in result.text
         assert len(index.served) == 1, f"over the slow line once, not {index.served}"
