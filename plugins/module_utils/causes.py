@@ -236,6 +236,20 @@ CODES: dict[str, tuple[str, str]] = {
         "A rank ended by a signal or with an exit code of its own.",
         "137 or signal 9: look for the OOM killer.",
     ),
+    "out_of_memory": (
+        "A rank was ended for want of memory, or could not get any.",
+        "Halve `device-batch-size` (the total stays the same), or `max-seq-len`, or `depth`; end what else uses memory.",
+    ),
+    "limit_reached": ("A limit of the host for this user is reached.", "`ulimit -a` there; raise it, or run less."),
+    "device_unusable": ("A GPU or its driver does not work with this torch.", "`nvidia-smi` on that host."),
+    "checkpoint_missing": (
+        "A file of a checkpoint is not on the host that needs it.",
+        "`resume.yml` brings a checkpoint to where every rank needs it.",
+    ),
+    "checkpoint_unusable": (
+        "A checkpoint cannot be read, or belongs to another model.",
+        "`resume.yml` takes the newest whole one; the model's options are those of the run that wrote it.",
+    ),
     "start_timeout": (
         "The first steps did not come in time.",
         "Raise `nanochat_first_step_timeout`, or make the model smaller.",

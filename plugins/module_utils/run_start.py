@@ -20,6 +20,7 @@ from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils import packages
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.module_utils.run_evidence import oom_kills
 from ansible_collections.torchlan.nanochat.plugins.module_utils.run_processes import RUN_DIR_VARIABLE, processes
 from ansible_collections.torchlan.nanochat.plugins.module_utils.run_stop import port_holder, port_is_free
 from ansible_collections.torchlan.nanochat.plugins.module_utils.runs import (
@@ -162,6 +163,7 @@ def _write(order: Order, tmux: Tmux) -> None:
         order.record,
         boot_id=boot_id(),
         started_unix=round(time.time(), 3),
+        oom_kills=oom_kills(),
         session=order.paths.session,
         tmux_tmpdir=tmux.tmpdir or "",
     )

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import run_evidence
 from ansible_collections.torchlan.nanochat.plugins.module_utils.run_processes import (
     Process,
     all_processes,
@@ -123,6 +124,9 @@ def inspect_run(base_dir: str, run: str, node_rank: int, attempt: str | None = N
         log_tail=log_tail(os.path.join(node_dir, "train.log")),
         node_dir=node_dir,
     )
+    if result["state"] in ("failed", "half_alive"):
+        lines = log_tail(os.path.join(node_dir, "train.log"), run_evidence.LINES)
+        result["evidence"] = run_evidence.evidence(node_dir, record, lines)
     return result
 
 
@@ -300,6 +304,7 @@ def _result(paths: RunPaths, state: str) -> dict[str, Any]:
         "beats": [],
         "cluster": None,
         "log_tail": [],
+        "evidence": None,
         "node_dir": None,
         "session": paths.session,
         "tail": paths.tail_command,

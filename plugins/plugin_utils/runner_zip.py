@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# What modules on the hosts and the runner both need.
+SHARED = ("messages.py", "sockets.py")
 _TIME = (2026, 1, 1, 0, 0, 0)
 
 
@@ -17,7 +19,8 @@ def files() -> dict[str, Path]:
     """Name in the zip -> source file."""
     runner = ROOT / "runner"
     found = {f"torchlan_runner/{path.name}": path for path in sorted((runner / "torchlan_runner").glob("*.py"))}
-    found["torchlan_runner/sockets.py"] = ROOT / "plugins" / "module_utils" / "sockets.py"
+    for name in SHARED:
+        found[f"torchlan_runner/{name}"] = ROOT / "plugins" / "module_utils" / name
     found["torchlan_smoke.py"] = runner / "torchlan_smoke.py"
     return dict(sorted(found.items()))
 

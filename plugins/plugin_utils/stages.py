@@ -25,6 +25,7 @@ from ansible_collections.torchlan.nanochat.plugins.plugin_utils import (
     links,
     plan,
     render,
+    root_cause,
     shards,
     source,
 )
@@ -445,16 +446,11 @@ def proof(view: View, state: State) -> State:
         addresses={rank: choice["address"] for rank, choice in _by_rank(run, state).items()},
         store_port=shared["nanochat_master_port"],
     )
-    causes = _merge(
-        state["causes"],
-        view.lost("verify_node"),
-        seen.cluster.get("causes", []),
-        met.get("causes", []),
-        judged["causes"],
-    )
+    told = _merge(view.lost("verify_node"), seen.cluster.get("causes", []), met.get("causes", []), judged["causes"])
     run_state = decide.run_state({host: node["run"] for host, node in nodes.items()}) if nodes else "unknown"
-    if not (errors(causes) and shared["nanochat_runner"]):
-        causes = _died(nodes) + causes
+    if run_state in ("failed", "half_alive") or errors(told):
+        told = root_cause.explain(_master_first(nodes, run.hosts), seen.beats, told)
+    causes = _merge(state["causes"], told)
     if judged["verdict"] == "proven" and not errors(causes):
         verdict = "proven"
     else:
@@ -473,13 +469,8 @@ def proof(view: View, state: State) -> State:
     }
 
 
-def _died(nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A run that was proven and then ended badly, with nobody left to say why."""
-    return [
-        cause("rank_died", f"{host}: torchrun ended with exit code {node['run']['exit_code']}", host=host)
-        for host, node in nodes.items()
-        if node["run"]["exit_code"]
-    ]
+def _master_first(nodes: Mapping[str, dict[str, Any]], hosts: list[str]) -> dict[str, dict[str, Any]]:
+    return {host: nodes[host] for host in hosts if host in nodes}
 
 
 def status(view: View, state: State) -> State:
@@ -493,7 +484,10 @@ def status(view: View, state: State) -> State:
     state["run_state"] = decide.run_state(runs) if runs else "unknown"
     if state["run_state"] == "absent":
         causes.append(cause("run_absent", f"no host that answers knows a run {state['plan']['run']}", weight="note"))
-    causes = _merge(causes, seen.cluster.get("causes", []))
+    told = seen.cluster.get("causes", [])
+    if state["run_state"] in ("failed", "half_alive"):
+        told = root_cause.explain(_master_first(nodes, state["plan"]["hosts"]), seen.beats, told)
+    causes = _merge(causes, told)
     return {
         **state,
         "causes": causes,
