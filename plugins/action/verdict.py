@@ -60,6 +60,7 @@ KEPT = frozenset(
         "beats",
         "end",
         "folders",
+        "last_words",
         "ended",
         "host_runs",
         "other_runs",

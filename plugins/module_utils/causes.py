@@ -238,7 +238,7 @@ CODES: dict[str, tuple[str, str]] = {
     ),
     "out_of_memory": (
         "A rank was ended for want of memory, or could not get any.",
-        "Halve `device-batch-size` (the total stays the same), or `max-seq-len`, or `depth`; end what else uses memory.",
+        "Halve `device-batch-size` (the total stays the same), or `max-seq-len`, or `depth`; end what else needs it.",
     ),
     "limit_reached": ("A limit of the host for this user is reached.", "`ulimit -a` there; raise it, or run less."),
     "device_unusable": ("A GPU or its driver does not work with this torch.", "`nvidia-smi` on that host."),

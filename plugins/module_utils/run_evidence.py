@@ -1,7 +1,7 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run that broke left on one host: the end of its log, torchrun's table of failures, and the kernel's own kills."""
+"""What a run that broke left on one host: the end of its log, torchrun's table of failures, the kernel's kills."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.messages import 
 # So many lines of the log are looked at, and so many go to the controller.
 LINES = 400
 _SENT = 120
+_LAST = 10
+_REPORTED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: ")
 _FAILURE = re.compile(
     r"^  time +: (?P<time>\S+)\n(?:  host +: .*\n)?  rank +: (?P<rank>\d+) \(local_rank: \d+\)\n"
     r"  exitcode +: (?P<exit_code>-?\d+) \(pid: (?P<pid>\d+)\).*\n(?:  error_file: .*\n)?  traceback : (?P<says>.*)$",
@@ -33,11 +35,18 @@ def evidence(node_dir: str, record: dict[str, Any] | None, lines: list[str]) -> 
     before, now = (record or {}).get("oom_kills"), oom_kills()
     return {
         "log": [line for line in lines if not is_noise(line)][-_SENT:],
+        "last_words": last_words(lines),
         "failures": failures(lines),
         "ended_unix": _changed(os.path.join(node_dir, "exit_code")),
         "oom_kills": max(0, now - before) if isinstance(before, int) and now is not None else None,
         "oom_pids": oom_pids(),
     }
+
+
+def last_words(lines: list[str]) -> list[str]:
+    """What the workers wrote last: the log up to where torchrun reports their end, without noise."""
+    end = next((number for number, line in enumerate(lines) if _REPORTED.search(line)), len(lines))
+    return [line for line in lines[:end] if not is_noise(line)][-_LAST:]
 
 
 def failures(lines: list[str]) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Why a run broke: of all that its hosts and ranks say, the earliest error that is not the echo of another one.
 
-When one rank breaks, the others report that their peer is gone, torchrun ends its other workers by signals, and the log that
-a person opens first is usually the wrong one. Pure; nothing here talks to a host.
+When one rank breaks, the others report that their peer is gone, torchrun ends its other workers by signals, and the log
+that a person opens first is usually the wrong one. Pure; nothing here talks to a host.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _VAGUE = frozenset(("exception", "rank_died", "peer_lost", "not_proven", "rank_m
 _OF_RANK = re.compile(r"^\[(?:default|rank)?(\d+)\]: ?(.*)$")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
 _SHOWN = 400
+_LINES = 8
 
 
 @dataclass
@@ -57,7 +58,10 @@ def explain(
         ]
     kept = [entry for entry in told if entry["code"] not in _VAGUE or not found]
     if not any(not finding.consequence for finding in found) and not any(_is_error(entry) for entry in kept):
-        found += [finding for host, node in nodes.items() for finding in _of_host(host, node, clock)]
+        heard = {finding.cause["host"] for finding in found}
+        found += [
+            finding for host, node in nodes.items() if host not in heard for finding in _of_host(host, node, clock)
+        ]
     found = _once(found, kept)
     found.sort(key=lambda finding: (finding.consequence, finding.when))
     if not found:
@@ -70,6 +74,17 @@ def explain(
     else:
         ahead, rest = [first.cause], found[1:]
     return [*ahead, *kept, *_followed(rest)]
+
+
+def last_words(nodes: Mapping[str, Mapping[str, Any]], causes: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The end of the log where the first error was, by host; of all broken hosts when no host is known."""
+    root = next((entry["host"] for entry in causes if _is_error(entry)), None)
+    found = {
+        host: (node["run"].get("evidence") or {}).get("last_words") or node["run"]["log_tail"][-_LINES:]
+        for host, node in nodes.items()
+        if node["run"]["state"] in ("failed", "half_alive") and root in (host, None)
+    }
+    return {host: [messages.readable(line) for line in lines] for host, lines in found.items() if lines}
 
 
 def _is_error(entry: Mapping[str, Any]) -> bool:
@@ -158,9 +173,7 @@ def _of_signal(
         fix = "halve device-batch-size, or max-seq-len, or depth; end what else uses memory there; add swap"
         return Finding(cause("out_of_memory", what, fix, host=host, rank=rank), when, False)
     known = messages.SIGNALS.get(number, messages.Signal(f"signal {number} ended it", "who sent it?"))
-    return Finding(
-        cause(known.code, f"{who}: {known.what}", known.fix, host=host, rank=rank), when, known.consequence
-    )
+    return Finding(cause(known.code, f"{who}: {known.what}", known.fix, host=host, rank=rank), when, known.consequence)
 
 
 def _exception_of(rank: int, log: list[str]) -> str | None:

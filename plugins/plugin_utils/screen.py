@@ -167,6 +167,7 @@ def launch(
         lines += ["  finished before, with this configuration; to run it again: -e nanochat_relaunch=true", ""]
     elif report["verdict"] == "proven" or (report["state"] == "running" and not state.get("end")):
         lines += reach(plan, state, settings)
+    lines += last_words(state)
     if state.get("end"):
         lines += ["  the run was ended on all hosts; its logs are kept:"]
         lines += [f"    {host}  {folder}/train.log" for host, folder in (state.get("folders") or {}).items()] + [""]
@@ -199,6 +200,14 @@ def evidence(report: Mapping[str, Any]) -> list[str]:
     if report["verdict"] == "unverified":
         lines += [f"  waiting for: {line}" for line in seen.get("waiting_for", [])]
     return [*lines, ""] if lines else []
+
+
+def last_words(state: Mapping[str, Any]) -> list[str]:
+    """What was written last where it broke."""
+    lines = []
+    for host, words in (state.get("last_words") or {}).items():
+        lines += [f"  last lines on {host}:", *(f"    {line}" for line in words), ""]
+    return lines
 
 
 def planned(state: Mapping[str, Any]) -> list[str]:
@@ -251,9 +260,7 @@ def status(
     ]
     if rows:
         lines += [*table(["host", "state", "attempt", "processes", "exit"], rows), ""]
-    for host, run in host_runs.items():
-        if run["state"] in ("failed", "half_alive") and run["log_tail"]:
-            lines += [f"  last lines on {host}:", *(f"    {line}" for line in run["log_tail"][-8:]), ""]
+    lines += last_words(state)
     last = [beat["last_line"] for beat in state.get("beats", []) if beat.get("last_line")]
     if last:
         lines += [f"  {last[0]}", ""]

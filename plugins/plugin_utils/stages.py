@@ -451,6 +451,7 @@ def proof(view: View, state: State) -> State:
     if run_state in ("failed", "half_alive") or errors(told):
         told = root_cause.explain(_master_first(nodes, run.hosts), seen.beats, told)
     causes = _merge(state["causes"], told)
+    state["last_words"] = root_cause.last_words(nodes, causes)
     if judged["verdict"] == "proven" and not errors(causes):
         verdict = "proven"
     else:
@@ -488,6 +489,7 @@ def status(view: View, state: State) -> State:
     if state["run_state"] in ("failed", "half_alive"):
         told = root_cause.explain(_master_first(nodes, state["plan"]["hosts"]), seen.beats, told)
     causes = _merge(causes, told)
+    state["last_words"] = root_cause.last_words(nodes, causes)
     return {
         **state,
         "causes": causes,

@@ -266,9 +266,9 @@ def test_status() -> None:
 
 
 def test_status_shows_the_last_lines_of_what_failed() -> None:
-    failed = recorded("failed", {}, log_tail=[f"line {index}" for index in range(20)], exit_code=1)
-    text = status(run_state="failed", host_runs={"laptop": failed, "workstation": run("finished", log_tail=["fine"])})
-    assert "  last lines on laptop:\n    line 12\n" in text and "line 11" not in text and "fine" not in text
+    runs = {"laptop": recorded("failed", {}, exit_code=1), "workstation": run("finished", log_tail=["fine"])}
+    text = status(run_state="failed", host_runs=runs, last_words={"laptop": ["line 12"]})
+    assert "  last lines on laptop:\n    line 12\n" in text and "fine" not in text
     assert "attach" not in text
 
 
