@@ -44,6 +44,8 @@ class ActionModule(ActionBase):
                 made["causes"].append(
                     cause("path_invalid", what, "nanochat_report_dir: a folder of yours", weight="warning")
                 )
+        if of == "preflight":
+            _write_check(made, state, view.shared["nanochat_preflight_json"])
         text = screen.SCREENS[of](made, state, settings, file)
         Display().display(text)
         failed = not screen.succeeded(of, made, state)
@@ -55,6 +57,23 @@ class ActionModule(ActionBase):
         else:
             result.update(report=made, report_file=file)
         return result
+
+
+def _write_check(made: dict[str, Any], state: dict[str, Any], file: str | None) -> None:
+    """The preflight for machines, where nanochat_preflight_json asks for it."""
+    if not file:
+        return
+    content = {"schema": made["schema"], "run": made["run"], "ready": not errors(made["causes"])}
+    content.update(causes=made["causes"], links=state.get("measured") or [], timings_s=made["timings_s"])
+    path = Path(os.path.expanduser(file))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        new.replace(path)
+    except OSError as problem:
+        what = f"nanochat_preflight_json={file} cannot be written: {problem.strerror}"
+        made["causes"].append(cause("path_invalid", what, "name a file in a folder of yours", weight="warning"))
 
 
 def _write(made: dict[str, Any], folder: str, run: str) -> str:

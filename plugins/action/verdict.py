@@ -32,6 +32,8 @@ KEPT = frozenset(
     (
         "plan",
         "partial",
+        "check",
+        "measured",
         "needs",
         "packages",
         "sharing",

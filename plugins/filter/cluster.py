@@ -58,7 +58,9 @@ def cluster(groups: dict[str, list[str]], hosts: Any = None, reachable: list[str
             raise AnsibleFilterError(
                 "group_missing: the inventory has no host in the group 'nanochat' "
                 f"(its groups: {', '.join(sorted(groups)) or 'none'}). "
-                "Fix: put the hosts there, or name them with nanochat_hosts; is the inventory given with -i?"
+                "Fix: put the hosts or a group of yours there (nanochat: {children: {gpu_boxes: }}), or name them with "
+                "-e nanochat_hosts=HOST,GROUP (a variable of the inventory is not known yet when Ansible asks for the "
+                "hosts of a play); is the inventory given with -i?"
             )
         names = list(groups["nanochat"])
     else:

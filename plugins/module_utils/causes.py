@@ -22,7 +22,7 @@ CODES: dict[str, tuple[str, str]] = {
     # inventory and settings, known without a host
     "group_missing": (
         "The inventory has no host in the cluster's group.",
-        "Put the hosts into the group `nanochat`, or set `nanochat_hosts`.",
+        "Put the hosts, or a group of yours, into the group `nanochat`; or `-e nanochat_hosts=HOST,GROUP`.",
     ),
     "host_excluded": (
         "A host of the cluster is not part of this play, because of `--limit` or an earlier failure.",
@@ -150,6 +150,45 @@ CODES: dict[str, tuple[str, str]] = {
         "A host has another tokenizer; it would train on other tokens.",
         "Remove the wrong one, or let `-e nanochat_dataset_repair=true` replace it; the master's is copied then.",
     ),
+    # resources of a host
+    "memory_small": (
+        "The model needs more memory than the host has, or than is free there; an estimate from below.",
+        "Make the model or `device-batch-size` smaller, or use a host with more memory.",
+    ),
+    "swap_in_use": (
+        "Much of the host's memory is swapped out; a rank that is swapped stops all others.",
+        "End what needs the memory.",
+    ),
+    "disk_slow": (
+        "What the run writes goes to a network file system or a slow disk.",
+        "`nanochat_base_dir`: a folder on a local, faster disk.",
+    ),
+    "threads_few": ("One thread per process although there are more cores.", "Unset `nanochat_omp_num_threads`."),
+    "limits_small": (
+        "A limit of this user (`ulimit`) is lower than a run needs.",
+        "Raise it in /etc/security/limits.d.",
+    ),
+    "clock_differs": (
+        "The host's clock is off: ages in reports are wrong, and downloads and logins may fail.",
+        "`sudo timedatectl set-ntp true` on that host.",
+    ),
+    "leftovers": (
+        "Trainers that the collection did not start, and whose launcher is gone, are still running.",
+        "End them by their process ids.",
+    ),
+    "host_busy": ("Another training is running on the host.", "Wait for its end, or share the host knowingly."),
+    "checkpoint_overwritten": (
+        "The run writes checkpoints that are there already.",
+        "Use another `nanochat_run`, or move the folder away.",
+    ),
+    "own_name_loopback": (
+        "The host's own name resolves to loopback, as Debian writes it; the chosen interface is used instead.",
+        "Nothing to do.",
+    ),
+    "launch_brings": (
+        "Something is missing that a launch brings or mends by itself.",
+        "Nothing to do: `launch.yml` does it.",
+    ),
     # files that hosts bring to each other
     "disk_full": ("A host has too little free disk space.", "Free disk space there, or name another folder."),
     "file_differs": (
@@ -170,6 +209,15 @@ CODES: dict[str, tuple[str, str]] = {
     "link_blocked": (
         "Two hosts cannot connect to each other on ephemeral ports.",
         "Open the firewall between the two hosts.",
+    ),
+    "link_wireless": ("A host is connected by Wi-Fi: slow, and it drops.", "Use a cable."),
+    "link_slow": (
+        "A link carries 100 Mb/s or less, by its driver or as measured.",
+        "Use a gigabit port, cable and switch; look at the autonegotiation with `ethtool`.",
+    ),
+    "mtu_differs": (
+        "Packets of the interface's size do not arrive: it is set larger than the network between carries.",
+        "Set the same MTU everywhere, 1500 where in doubt.",
     ),
     "port_in_use": ("The rendezvous port is taken.", "End the program that holds it, or set `nanochat_master_port`."),
     # the state of runs
@@ -235,6 +283,30 @@ CODES: dict[str, tuple[str, str]] = {
     "rank_died": (
         "A rank ended by a signal or with an exit code of its own.",
         "137 or signal 9: look for the OOM killer.",
+    ),
+    "rank_frozen": (
+        "A rank's process stood still for `nanochat_hang_timeout`, so its guard ended the run.",
+        "Look at that host: was the process stopped, does a disk not answer, is memory swapped out?",
+    ),
+    "rank_silent": (
+        "Nothing came from a rank's host for `nanochat_hang_timeout`, though its network still answered.",
+        "Is that host or container paused, suspended or overloaded?",
+    ),
+    "link_lost": (
+        "Packets to a rank's host were not acknowledged for `nanochat_hang_timeout`.",
+        "Is that host up, its cable in, its interface up, its firewall as it was?",
+    ),
+    "agent_lost": (
+        "A rank's agent (torchrun) ended before the rank did.",
+        "Look at that host's log and its kernel's: who ended it?",
+    ),
+    "collective_stuck": (
+        "The ranks wait for each other in collectives that do not go on.",
+        "Do all ranks run the same collectives in the same order?",
+    ),
+    "ended_from_outside": (
+        "A rank was told to end, and not by this collection.",
+        "Was tmux or torchrun ended there, did the host shut down?",
     ),
     "out_of_memory": (
         "A rank was ended for want of memory, or could not get any.",

@@ -17,8 +17,9 @@ import threading
 import time
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils import firewall, session
 from ansible_collections.torchlan.nanochat.plugins.module_utils.asked import Asked, read_text
-from ansible_collections.torchlan.nanochat.plugins.module_utils.limits import cpus, memory
+from ansible_collections.torchlan.nanochat.plugins.module_utils.limits import cpus, memory, strain, ulimits
 
 
 def identity() -> str:
@@ -93,6 +94,10 @@ def facts() -> dict[str, Any]:
         "clock_unix": time.time(),
         **cpus(),
         **memory(),
+        **strain(),
+        "ulimits": ulimits(),
+        "session": session.facts(user),
+        "firewall": firewall.facts(),
     }
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.asked import read_text
@@ -39,6 +40,31 @@ def memory() -> dict[str, int | None]:
         if available is None or limit - used < available:
             available = max(0, limit - used)
     return {"memory_bytes": total, "memory_available_bytes": available}
+
+
+def strain() -> dict[str, Any]:
+    """How busy the machine is, and how much it has swapped out."""
+    swap: dict[str, int] = {}
+    for line in (read_text("/proc/meminfo") or "").splitlines():
+        name, _colon, rest = line.partition(":")
+        if name in ("SwapTotal", "SwapFree") and rest.split()[:1]:
+            swap[name] = int(rest.split()[0]) * 1024
+    total = swap.get("SwapTotal", 0)
+    return {
+        "load_1m": round(os.getloadavg()[0], 2),
+        "swap_bytes": total,
+        "swap_used_bytes": max(0, total - swap.get("SwapFree", total)),
+    }
+
+
+def ulimits() -> dict[str, int | None]:
+    """Soft limits of this user's processes; C(None) is unlimited."""
+    found = {
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "nproc": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    }
+    return {name: None if value == resource.RLIM_INFINITY else value for name, value in found.items()}
 
 
 def _physical(allowed: set[int]) -> int:

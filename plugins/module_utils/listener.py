@@ -9,37 +9,92 @@ C(forks) is, and a timer of the kernel ends it, whatever happens.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import secrets
 import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils.asked import read_text
 from ansible_collections.torchlan.nanochat.plugins.module_utils.detached import detach
 
+NAME = "torchlan-probe"
+# The longest that a peer is sent bytes for a measure.
+BULK_S = 0.5
 _MOST_ANSWERS = 4096
+# After its last visitor: hosts come in batches of C(forks).
+_IDLE_S = 15.0
+_NONCE_BYTES = 16
 
 
-def start_listener(seconds: int, identity: str) -> dict[str, Any]:
-    """Start it and return C({"port", "nonce"}). Call it before any thread exists: it forks."""
-    sockets = _same_port_sockets()
-    nonce = secrets.token_hex(8)
-    port = int(sockets[0].getsockname()[1])
+def start_listener(seconds: int, identity: str, also_port: int | None = None, measures: bool = False) -> dict[str, Any]:
+    """Start it and return C({"port", "nonce"}). Call it before any thread exists: it forks.
+
+    :param also_port: a free port to answer on as well; C(also_port) of the result is C(None) where it was taken.
+    :param measures: offer datagrams to be counted (on UDP C(port)) and a stream to be timed (on TCP C(bulk_port)).
+    """
+    sockets = _same_port_sockets(0)
+    nonce = secrets.token_hex(_NONCE_BYTES // 2)
+    found: dict[str, Any] = {"port": int(sockets[0].getsockname()[1]), "nonce": nonce}
+    if also_port is not None:
+        more = _taken_is_none(also_port)
+        found["also_port"] = also_port if more else None
+        sockets += more
     answer = (json.dumps({"nonce": nonce, "host": identity}) + "\n").encode()
-    detach(lambda: _live(sockets, answer, seconds), [one.fileno() for one in sockets], "torchlan-probe")
-    for one in sockets:
+    datagrams = _datagram_sockets(found["port"]) if measures else []
+    detach(
+        lambda: _live(seconds, lambda until: _serve(sockets, datagrams, answer, nonce.encode(), until)),
+        [one.fileno() for one in sockets + datagrams],
+        NAME,
+    )
+    if measures:
+        streams = _same_port_sockets(0)
+        found["bulk_port"] = int(streams[0].getsockname()[1])
+        detach(
+            lambda: _live(seconds, lambda until: _pour(streams, nonce.encode(), until)),
+            [one.fileno() for one in streams],
+            NAME,
+        )
+        sockets += streams
+    for one in sockets + datagrams:
         one.close()
-    return {"port": port, "nonce": nonce}
+    return found
 
 
-def _same_port_sockets() -> list[socket.socket]:
+def end_earlier(pid: int) -> bool:
+    """End a listener of an earlier look that still holds a port; False where the process is anything else."""
+    if read_text("/proc/%d/comm" % pid) != NAME:
+        return False
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except OSError:
+        return False
+    until = time.monotonic() + 1.0
+    while os.path.exists("/proc/%d" % pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    return True
+
+
+def _taken_is_none(port: int) -> list[socket.socket]:
+    try:
+        return _same_port_sockets(port)
+    except OSError:
+        return []
+
+
+def _same_port_sockets(port: int) -> list[socket.socket]:
     """One port for IPv4 and, where the host has it, IPv6."""
     for _attempt in range(20):
         four = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            four.bind(("0.0.0.0", 0))
+            if port:
+                four.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over hold no port
+            four.bind(("0.0.0.0", port))
             four.listen(256)
         except OSError:
             four.close()
@@ -50,32 +105,62 @@ def _same_port_sockets() -> list[socket.socket]:
             return [four]
         try:
             six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if port:
+                six.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             six.bind(("::", four.getsockname()[1]))
             six.listen(256)
             return [four, six]
         except OSError as problem:
             six.close()
-            if problem.errno != 98:  # EADDRINUSE: another program has this port on IPv6; try the next
+            if problem.errno != errno.EADDRINUSE:
                 return [four]
-        four.close()
+        four.close()  # another program has this port on IPv6; try the next
+        if port:
+            break
     raise OSError("no port is free on both IPv4 and IPv6")
 
 
-def _live(sockets: list[socket.socket], answer: bytes, seconds: int) -> None:
+def _datagram_sockets(port: int) -> list[socket.socket]:
+    """The same port for datagrams; none where somebody has it."""
+    found = []
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            one = socket.socket(family, socket.SOCK_DGRAM)
+        except OSError:
+            continue
+        try:
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((address, port))
+            found.append(one)
+        except OSError:
+            one.close()
+    return found
+
+
+def _live(seconds: int, serve: Callable[[float], None]) -> None:
     signal.alarm(seconds + 1)
-    _serve(sockets, answer, time.monotonic() + seconds)
+    serve(time.monotonic() + seconds)
 
 
-def _serve(sockets: list[socket.socket], answer: bytes, until: float) -> None:
-    """Answer and hang up: one connection at a time, nothing is read."""
-    for one in sockets:
+def _serve(
+    sockets: list[socket.socket], datagrams: list[socket.socket], answer: bytes, nonce: bytes, until: float
+) -> None:
+    """Answer and hang up: one connection at a time, nothing is read. A datagram's length is told to who knows us."""
+    for one in sockets + datagrams:
         one.setblocking(False)
     for _number in range(_MOST_ANSWERS):
-        ready, _write, _error = select.select(sockets, [], [], max(0.0, until - time.monotonic()))
+        ready, _write, _error = select.select(sockets + datagrams, [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return
+        until = min(until, time.monotonic() + _IDLE_S)
         for one in ready:
             try:
+                if one in datagrams:
+                    data, peer = one.recvfrom(1 << 16)
+                    if data.startswith(nonce):
+                        one.sendto(nonce + b" %d" % len(data), peer)
+                    continue
                 connection, _peer = one.accept()
             except OSError:
                 continue
@@ -86,3 +171,30 @@ def _serve(sockets: list[socket.socket], answer: bytes, until: float) -> None:
                     connection.shutdown(socket.SHUT_WR)
                 except OSError:
                     pass
+
+
+def _pour(sockets: list[socket.socket], nonce: bytes, until: float) -> None:
+    """Send zeros to one peer at a time, so that what it measures is one link's."""
+    block = bytes(1 << 18)
+    for one in sockets:
+        one.setblocking(False)
+    for _number in range(_MOST_ANSWERS):
+        ready, _write, _error = select.select(sockets, [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return
+        until = min(until, time.monotonic() + _IDLE_S)
+        for one in ready:
+            try:
+                connection, _peer = one.accept()
+            except OSError:
+                continue
+            with connection:
+                try:
+                    connection.settimeout(0.2)
+                    if connection.recv(_NONCE_BYTES, socket.MSG_WAITALL) != nonce:
+                        continue
+                    end = time.monotonic() + BULK_S
+                    while time.monotonic() < end:
+                        connection.sendall(block)
+                except OSError:
+                    pass  # it has seen enough

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils.asked import read_text
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 
 
@@ -50,3 +51,23 @@ def free_bytes(path: str) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def filesystem(path: str) -> dict[str, Any]:
+    """C(type) of the file system there, and whether its disk is C(rotational), C(None) where nobody knows."""
+    there = nearest(path)
+    try:
+        device = os.stat(there).st_dev
+    except OSError:
+        return {"type": None, "rotational": None}
+    number = "%d:%d" % (os.major(device), os.minor(device))
+    kind, longest = None, -1
+    for line in (read_text("/proc/self/mountinfo", 1 << 20) or "").splitlines():
+        fields, _dash, rest = line.partition(" - ")
+        words = fields.split()
+        if len(words) > 4 and words[2] == number and len(words[4]) > longest and rest:
+            kind, longest = rest.split()[0], len(words[4])
+    folder = "/sys/dev/block/" + number
+    answers = [read_text(folder + name) for name in ("/queue/rotational", "/../queue/rotational")]
+    known = next((answer for answer in answers if answer in ("0", "1")), None)
+    return {"type": kind, "rotational": None if known is None else known == "1"}

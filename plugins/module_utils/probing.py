@@ -18,13 +18,16 @@ from typing import Any
 _MOST_AT_ONCE = 200
 _MOST_BYTES = 256
 _NO_ANSWER = -1
+# Of the timeout, once every peer was reached in some way.
+_ENOUGH = 0.6
 
 
 class _Attempt:
     """One address of one peer, from connect to the answer."""
 
-    def __init__(self, peer: dict[str, Any], address: str) -> None:
+    def __init__(self, peer: dict[str, Any], address: str, port: int) -> None:
         self.peer = peer
+        self.port = port
         self.address = address
         self.family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.received = b""
@@ -45,7 +48,7 @@ class _Attempt:
         try:
             self.handle = socket.socket(self.family, socket.SOCK_STREAM)
             self.handle.setblocking(False)
-            number = self.handle.connect_ex((self.address, self.peer["port"]))
+            number = self.handle.connect_ex((self.address, self.port))
         except OSError as problem:
             number = problem.errno or _NO_ANSWER
         if number in (0, errno.EINPROGRESS):
@@ -109,14 +112,18 @@ class _Attempt:
 def probe(
     peers: list[dict[str, Any]], timeout_s: float, names: dict[str, str]
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
-    """Links and failures per peer. C(names) says which interface of this host holds which address."""
-    attempts = [
-        _Attempt(peer, address)
-        for peer in peers
-        for address in dict.fromkeys(peer["addresses"])
-        if not _is_link_local(address)
-    ]
-    _try_all(attempts, timeout_s)
+    """Links and failures per peer. C(names) says which interface of this host holds which address.
+
+    Where a peer answers on C(also_port) too, C(also) of a link says whether that one was reached.
+    """
+    attempts, also = [], {}
+    for peer in peers:
+        for address in dict.fromkeys(peer["addresses"]):
+            if not _is_link_local(address):
+                attempts.append(_Attempt(peer, address, peer["port"]))
+                if peer.get("also_port"):
+                    also[peer["host"], address] = _Attempt(peer, address, peer["also_port"])
+    _try_all([*attempts, *also.values()], timeout_s)
     links: dict[str, list[dict[str, Any]]] = {peer["host"]: [] for peer in peers}
     unreached: dict[str, list[dict[str, Any]]] = {peer["host"]: [] for peer in peers}
     for attempt in attempts:
@@ -124,6 +131,10 @@ def probe(
             unreached[attempt.peer["host"]].append(attempt.failure())
         else:
             attempt.link["interface"] = names.get(attempt.link["local_address"])
+            second = also.get((attempt.peer["host"], attempt.address))
+            if second:
+                error = None if second.link else second.failure()["error"]
+                attempt.link["also"] = {"port": second.port, "error": error}
             links[attempt.peer["host"]].append(attempt.link)
     return links, unreached
 
@@ -132,6 +143,13 @@ def _try_all(attempts: list[_Attempt], timeout_s: float) -> None:
     waiting = list(reversed(attempts))
     # Many slow addresses must not multiply the time: what is not begun by then is tried briefly.
     whole_until = time.monotonic() + timeout_s * 2
+    # Time for a lost packet to be sent again.
+    enough_at = time.monotonic() + timeout_s * _ENOUGH
+    hosts = {(attempt.peer["host"], attempt.port) for attempt in attempts}
+
+    def all_reached() -> bool:
+        return hosts == {(attempt.peer["host"], attempt.port) for attempt in attempts if attempt.link}
+
     with selectors.DefaultSelector() as selector:
         open_ones: set[_Attempt] = set()
         while waiting or open_ones:
@@ -143,6 +161,8 @@ def _try_all(attempts: list[_Attempt], timeout_s: float) -> None:
                     selector.register(attempt.handle, selectors.EVENT_WRITE, attempt)  # type: ignore[arg-type]
             now = time.monotonic()
             patience = min((attempt.until for attempt in open_ones), default=now) - now
+            if now < enough_at:
+                patience = min(patience, enough_at - now)
             for key, _events in selector.select(max(0.0, patience) if open_ones else 0.0):
                 attempt = key.data
                 # A closed socket cannot be unregistered, so that comes first.
@@ -152,6 +172,8 @@ def _try_all(attempts: list[_Attempt], timeout_s: float) -> None:
                 else:
                     open_ones.discard(attempt)
             now = time.monotonic()
+            if now >= enough_at and not waiting and all_reached():
+                now = whole_until  # decoys and overlays that lead nowhere are not waited for
             for attempt in [one for one in open_ones if one.until <= now]:
                 selector.unregister(attempt.handle)  # type: ignore[arg-type]
                 attempt.end(_NO_ANSWER)

@@ -17,6 +17,8 @@ description:
   - An address counts only if the peer's own random word comes back. An address like C(172.17.0.1) exists on every host
     with Docker, and a bare connect would reach this host itself.
   - Reads only, and needs no root. Takes at most about O(timeout_s), however many peers there are.
+  - Where a peer's listener measures, the largest packet that passes whole and the bytes per second are found as well,
+    one peer at a time and for at most 5 seconds in all.
 attributes:
   check_mode:
     description: Runs without changes in check mode and returns the same facts.
@@ -55,6 +57,12 @@ options:
         description: The random word that the peer's listener answers with.
         type: str
         required: true
+      also_port:
+        description: Another port on which that listener answers, the port of the rendezvous.
+        type: int
+      bulk_port:
+        description: Port where that listener sends bytes that are timed.
+        type: int
   timeout_s:
     description: Seconds after which an address counts as unreachable.
     type: float
@@ -75,7 +83,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 links:
-  description: Per peer, the addresses that reached it.
+  description:
+    - Per peer, the addresses that reached it.
+    - C(also) is there when the peer answers on a second port, with its C(port) and C(error), V(null) if it was reached.
+    - C(mtu) and C(mbps) are there when the peer's listener measures; V(null) where nothing came back.
   returned: success
   type: dict
   sample:
@@ -95,6 +106,7 @@ unreached:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import by_address, interfaces
+from ansible_collections.torchlan.nanochat.plugins.module_utils.measuring import measure
 from ansible_collections.torchlan.nanochat.plugins.module_utils.probing import probe
 
 
@@ -104,6 +116,8 @@ def main() -> None:
         "addresses": {"type": "list", "elements": "str", "required": True},
         "port": {"type": "int", "required": True},
         "nonce": {"type": "str", "required": True, "no_log": False},
+        "also_port": {"type": "int"},
+        "bulk_port": {"type": "int"},
     }
     module = AnsibleModule(
         argument_spec={
@@ -112,7 +126,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    links, unreached = probe(module.params["peers"], module.params["timeout_s"], by_address(interfaces()))
+    own = interfaces()
+    peers = module.params["peers"]
+    links, unreached = probe(peers, module.params["timeout_s"], by_address(own))
+    measure(peers, links, {entry["name"]: entry["mtu"] for entry in own})
     module.exit_json(changed=False, links=links, unreached=unreached)
 
 

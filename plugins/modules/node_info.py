@@ -92,6 +92,16 @@ options:
       - V(0) starts none.
     type: int
     default: 0
+  measure:
+    description:
+      - With O(listen_s), let peers measure their links to this host, and answer on O(master_port) too where
+        O(node_rank) is 0 and the port is free. It is held until a few seconds after the last peer came.
+      - A listener of an earlier look that still holds that port is ended.
+    type: bool
+    default: false
+  model_tag:
+    description: Folder of the run's checkpoints, to say which are there.
+    type: str
 seealso:
   - module: torchlan.nanochat.link_probe
 """
@@ -127,6 +137,8 @@ node:
           namespace.
         - RV(node.host.cores_physical) and RV(node.host.cores_logical) respect the affinity, RV(node.host.cores_usable)
           also the cgroup's quota.
+        - RV(node.host.firewall) is the firewall that this host is run with, as far as it shows without root;
+          RV(node.host.session) says whether logind ends what this user leaves running.
       type: dict
       returned: success
       contains:
@@ -146,6 +158,18 @@ node:
           description: Hardware threads' worth of time that the cgroup allows.
           type: float
           returned: success
+        firewall:
+          description: C(kind) (V(ufw), V(firewalld), V(nftables), V(iptables) or V(null)), C(active), C(chain).
+          type: dict
+          returned: success
+        session:
+          description: C(kills_at_logout), C(in_login_session) and C(linger).
+          type: dict
+          returned: success
+        ulimits:
+          description: Soft limits C(nofile), C(nproc) and C(memlock), V(null) for none.
+          type: dict
+          returned: success
     paths:
       description: Absolute C(dir), C(base_dir), C(data_dir) and C(run_dir); V(null) where a path cannot be used.
       type: dict
@@ -153,6 +177,20 @@ node:
     disk_free_bytes:
       description: Free space for this user where the run writes.
       type: int
+      returned: success
+    filesystem:
+      description: The C(type) of the file system there, and whether its disk is C(rotational).
+      type: dict
+      returned: success
+    leftovers:
+      description: Training processes that the collection did not start, with C(pid), C(user), C(command), C(orphan).
+      type: list
+      elements: dict
+      returned: success
+    checkpoints:
+      description: Steps of which checkpoints of O(model_tag) lie here.
+      type: list
+      elements: int
       returned: success
     tools:
       description: Absolute paths of C(tmux), C(git), C(uv) and a C++ C(compiler), or V(null).
@@ -180,7 +218,9 @@ node:
       elements: dict
       returned: success
     listener:
-      description: C(port) and C(nonce) of the listener, or V(null).
+      description:
+        - C(port) and C(nonce) of the listener, or V(null).
+        - With O(measure), also C(bulk_port), and C(also_port) where it holds O(master_port).
       type: dict
       returned: success
     checkout:
@@ -237,6 +277,7 @@ node:
 """
 
 import os
+import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -244,6 +285,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.torchlan.nanochat.plugins.module_utils import (
     data,
     host,
+    leftovers,
     packages,
     paths,
     runs,
@@ -252,10 +294,11 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils import (
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.module_utils.checkout_state import Checkout
 from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import interfaces
-from ansible_collections.torchlan.nanochat.plugins.module_utils.listener import start_listener
+from ansible_collections.torchlan.nanochat.plugins.module_utils.listener import end_earlier, start_listener
 from ansible_collections.torchlan.nanochat.plugins.module_utils.ports import port_state
 from ansible_collections.torchlan.nanochat.plugins.module_utils.sockets import tcp_sockets
 
+_CHECKPOINT = re.compile(r"(?:model|optim)_(\d+)(?:_rank\d+)?\.pt\Z")
 NOT_THERE: dict[str, Any] = {"state": "absent"}
 NO_ENVIRONMENT: dict[str, Any] = {
     **NOT_THERE,
@@ -267,7 +310,12 @@ NO_ENVIRONMENT: dict[str, Any] = {
 def look(params: dict[str, Any]) -> dict[str, Any]:
     """All facts of this host."""
     # The listener forks, so it comes before the thread that asks for the own name.
-    listener = start_listener(params["listen_s"], host.identity()) if params["listen_s"] > 0 else None
+    port = _port(params)
+    listener = None
+    if params["listen_s"] > 0:
+        rendezvous = params["measure"] and params["node_rank"] == 0 and port["free"]
+        also = params["master_port"] if rendezvous else None
+        listener = start_listener(params["listen_s"], host.identity(), also, params["measure"])
     causes: list[dict[str, Any]] = []
     places = _places(params, causes)
 
@@ -284,7 +332,10 @@ def look(params: dict[str, Any]) -> dict[str, Any]:
         "tools": software.tools(),
         "interfaces": interfaces(),
         "listener": listener,
-        "port": port_state(params["master_port"]),
+        "port": port,
+        "filesystem": paths.filesystem(places["run_dir"]) if places["run_dir"] else None,
+        "leftovers": leftovers.trainers(),
+        "checkpoints": _checkpoints(places["base_dir"], params["model_tag"]),
         "data": _data(places),
         **_runs(params, places),
     }
@@ -300,6 +351,27 @@ def look(params: dict[str, Any]) -> dict[str, Any]:
         causes.append(cause("environment_missing", node["environment"]["problem"]))
     node["causes"] = causes
     return node
+
+
+def _port(params: dict[str, Any]) -> dict[str, Any]:
+    """Who holds the port of the rendezvous; nobody's listener of an earlier look."""
+    found = port_state(params["master_port"])
+    pid = (found["holder"] or {}).get("pid")
+    if params["listen_s"] > 0 and pid and end_earlier(pid):
+        found = port_state(params["master_port"])
+    return found
+
+
+def _checkpoints(base_dir: str | None, tag: str | None) -> list[int]:
+    """Steps of which this host has a part of the run's checkpoint."""
+    if not base_dir or not tag:
+        return []
+    folder = os.path.join(base_dir, "base_checkpoints", tag)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted({int(found.group(1)) for found in map(_CHECKPOINT.match, names) if found})
 
 
 def _places(params: dict[str, Any], causes: list[dict[str, Any]]) -> dict[str, str | None]:
@@ -378,6 +450,8 @@ def main() -> None:
                 "default": [],
             },
             "listen_s": {"type": "int", "default": 0},
+            "measure": {"type": "bool", "default": False},
+            "model_tag": {"type": "str"},
         },
         supports_check_mode=True,
     )

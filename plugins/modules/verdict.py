@@ -21,6 +21,8 @@ options:
     required: true
     choices:
       - inventory
+      - check
+      - checked
       - part
       - some
       - look

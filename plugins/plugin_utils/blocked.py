@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import firewall
 
 if TYPE_CHECKING:
     from ansible_collections.torchlan.nanochat.plugins.plugin_utils.links import Candidate, Network
@@ -131,10 +132,8 @@ def _firewall(network: Network, candidates: Candidates, sources: list[str], b: s
     }
     if errors == {"wrong_peer"}:
         return f"Two machines use the same address: give {b} another one."
-    shown = list(dict.fromkeys(subnet or address for address, subnet in found)) if len(found) > 1 else [found[0][0]]
-    commands = " && ".join(f"sudo ufw allow proto tcp from {address}" for address in shown)
-    plain = " && ".join(f"sudo iptables -I INPUT -p tcp -s {address} -j ACCEPT" for address in shown)
-    fix = f"On {b}: {commands}   (without ufw: {plain})"
+    shown = list(dict.fromkeys(address for address, _subnet in found))
+    fix = firewall.fix(b, network.nodes[b]["host"].get("firewall"), shown)
     if any(interface["kind"] == "veth" for interface in network.nodes[b]["interfaces"] if interface["up"]):
         fix += "; if they are bridged on a machine with Docker, there: sudo iptables -I DOCKER-USER -j ACCEPT"
     if errors == {"refused"}:

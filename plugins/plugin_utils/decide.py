@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ RESTART = "restart"  # end what is alive, then start
 WATCH = "watch"  # alive with this configuration: leave it alone and look again
 STORED = "stored"  # finished with this configuration: show its stored proof
 REFUSE = "refuse"
+
+RUN_OF = re.compile(r"/runs/([A-Za-z0-9_-]+)/attempts/")
 
 
 def run_state(runs: Mapping[str, dict[str, Any]]) -> str:
@@ -90,9 +93,9 @@ def _on(host: str, what: str) -> str:
 
 def _check_port(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     master = plan.hosts[0]
-    port = nodes[master]["port"]
-    if port["free"]:
+    if master not in nodes or nodes[master]["port"]["free"]:
         return []
+    port = nodes[master]["port"]
     holder = port.get("holder") or {}
     own = {process["pid"] for process in nodes[master]["run"]["processes"]}
     if holder.get("pid") in own:
@@ -106,13 +109,18 @@ def _check_port(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> lis
         )
         if part
     )
-    fix = (
-        f"on {master}: kill {holder['pid']}"
-        if holder.get("pid")
-        else f"on {master}: sudo ss -ltnp 'sport = :{port['port']}'"
-    )
     what = f"{master}: port {port['port']} is held by {who}"
-    return [cause("port_in_use", what, f"{fix}; or nanochat_master_port: another", host=master)]
+    return [cause("port_in_use", what, f"{_free(master, port, holder)}; or nanochat_master_port: another", host=master)]
+
+
+def _free(master: str, port: Mapping[str, Any], holder: Mapping[str, Any]) -> str:
+    """How the port becomes free."""
+    run = RUN_OF.search(holder.get("run_dir") or "")
+    if run:
+        return f"ansible-playbook torchlan.nanochat.stop -e nanochat_run={run.group(1)}"
+    if holder.get("pid"):
+        return f"on {master}: kill {holder['pid']}"
+    return f"on {master}: sudo ss -ltnp 'sport = :{port['port']}'   (its pid is for root and its user to see)"
 
 
 def needs(settings: Mapping[str, Any]) -> list[str]:
@@ -150,7 +158,8 @@ def lacking(
         for code, of in (("packages_missing", ("tmux", "git")), ("compiler_missing", ("compiler", "headers"))):
             mine = " and ".join(packages.SHOWN[name] for name in missing if name in of)
             if mine:
-                causes.append(cause(code, f"{host}: {mine} missing, and {why}", fix, host=host))
+                without = "; or nanochat_env: {TORCHDYNAMO_DISABLE: 1}" if code == "compiler_missing" else ""
+                causes.append(cause(code, f"{host}: {mine} missing, and {why}", fix + without, host=host))
     return install, causes
 
 
@@ -233,7 +242,7 @@ def _installed(
     return bool(marker)
 
 
-def check_software(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def check_software(plan: planning.Plan, nodes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Python with torch on every host, and equal versions, once nothing is left to install."""
     causes = []
     for host, node in nodes.items():
@@ -247,8 +256,20 @@ def check_software(plan: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> 
     for name, of in (("python", _python_line), ("torch", lambda node: node["environment"]["torch"])):
         seen = {host: of(node) for host, node in nodes.items()}
         if len(set(seen.values())) > 1:
-            causes.append(cause("versions_differ", f"{name} is {_listed(seen)}"))
+            odd = _odd_one(seen)
+            python = nodes[odd]["environment"]["python"] if odd else None
+            fix = f"nanochat_python of {odd}: another than {python}; or nanochat_install_method: uv for all"
+            causes.append(cause("versions_differ", f"{name} is {_listed(seen)}", fix if odd else None, host=odd))
     return causes
+
+
+def _odd_one(seen: Mapping[str, Any]) -> str | None:
+    """The host that differs from all others, or of two the one that is not the first."""
+    values = list(seen.values())
+    alone = [host for host, value in seen.items() if values.count(value) == 1]
+    if len(seen) == 2:
+        return list(seen)[1]
+    return alone[0] if len(alone) == 1 and len(set(values)) == 2 else None
 
 
 def _listed(by_host: Mapping[str, Any]) -> str:

@@ -250,9 +250,8 @@ def _arithmetic(plan: Plan, vocabulary: int, smoke: bool) -> list[dict[str, Any]
             causes.append(cause("setting_invalid", f"--{name}={given} is less than 1"))
     if causes:
         return causes
-    depth, head_dim = values["depth"], values["head-dim"]
-    model_dim = math.ceil(depth * values["aspect-ratio"] / head_dim) * head_dim
-    plan.numbers.update({"depth": depth, "model dim": model_dim, "heads": model_dim // head_dim})
+    depth, dim = values["depth"], model_dim(plan.arguments, values["depth"])
+    plan.numbers.update({"depth": depth, "model dim": dim, "heads": dim // values["head-dim"]})
     world = plan.world_size
     if world is None:
         return []
@@ -281,20 +280,31 @@ def _arithmetic(plan: Plan, vocabulary: int, smoke: bool) -> list[dict[str, Any]
         # A byte-level model of the same shape; the runner reports its real size.
         plan.numbers["iterations"] = values["num-iterations"]
         return causes
-    padded = math.ceil(vocabulary / _VOCABULARY_PADDING) * _VOCABULARY_PADDING
-    if padded % world:
-        fits = [size for size in range(world - 1, 0, -1) if padded % size == 0][:1]
-        what = f"vocabulary {padded} % world size {world} = {padded % world}: the optimizer cannot split the embeddings"
+    rows = padded(vocabulary)
+    if rows % world:
+        fits = [size for size in range(world - 1, 0, -1) if rows % size == 0][:1]
+        what = f"vocabulary {rows} % world size {world} = {rows % world}: the optimizer cannot split the embeddings"
         causes.append(
             cause("vocab_indivisible", what, f"a world size of {fits[0]}, or another vocab-size" if fits else None)
         )
-    parameters = count_parameters(depth, model_dim, padded)
+    parameters = count_parameters(depth, dim, rows)
     plan.numbers["parameters"] = parameters
     plan.numbers["vocabulary"] = vocabulary
     if world > 1:
         plan.expected_bytes_per_step = expected_each_way(world, parameters * _BYTES_PER_PARAMETER)
         plan.numbers["bytes per step and rank, each way"] = plan.expected_bytes_per_step
     return causes
+
+
+def model_dim(arguments: Mapping[str, Any], depth: int) -> int:
+    """nanochat's width of a model of this depth."""
+    aspect, head = (int(str(arguments.get(name, _DEFAULTS[name]))) for name in ("aspect-ratio", "head-dim"))
+    return math.ceil(depth * aspect / head) * head
+
+
+def padded(vocabulary: int) -> int:
+    """Rows of the embeddings."""
+    return math.ceil(vocabulary / _VOCABULARY_PADDING) * _VOCABULARY_PADDING
 
 
 def count_parameters(depth: int, model_dim: int, padded_vocabulary: int) -> int:

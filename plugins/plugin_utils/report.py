@@ -103,6 +103,7 @@ def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[st
         "share_shards": "dataset_fetched",
         "tokenizer": "dataset_trained",
         "link_probe": "launch_links",
+        "measure": "preflight_links",
         "training_run": "launch_started",
         "rendezvous": "verify_rendezvous",
         "node_info_again": "verify_node",

@@ -180,6 +180,45 @@ def launch(
     return "\n".join(lines)
 
 
+def preflight(
+    report: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]], report_file: str | None
+) -> str:
+    """The screen of preflight: one table, worst first, then what was measured."""
+    found = sorted(report["causes"], key=lambda entry: _ORDER[entry["weight"]])
+    count = {weight: sum(entry["weight"] == weight for entry in found) for weight in _ORDER}
+    ready = "NOT READY: a launch would be refused" if count["error"] else "READY: nothing stands against a launch"
+    title = f"preflight of run {report['run']}" if report["run"] else "preflight"
+    words = ", ".join(f"{number} {weight}{'' if number == 1 else 's'}" for weight, number in count.items())
+    lines = ["", title, f"{ready} ({words})", ""]
+    if found:
+        rows = [
+            (entry["weight"], entry["host"], f"{_short_what(entry)} [{entry['code']}]", entry["fix"]) for entry in found
+        ]
+        lines += [*table(["", "host", "what", "fix"], rows), ""]
+    plan = state.get("plan") or {}
+    if plan and state.get("network"):
+        lines += [*layout(plan, report["network"]), ""]
+    measured = state.get("measured") or []
+    if measured:
+        head = ["from", "to", "round trip ms", "Mb/s", "largest packet"]
+        lines += [*table(head, [(one["from"], one["to"], *_numbers(one)) for one in measured]), ""]
+    if report["timings_s"]:
+        lines.append(
+            "  " + ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in report["timings_s"].items())
+        )
+    return "\n".join(lines)
+
+
+def _short_what(entry: Mapping[str, Any]) -> str:
+    """The host has its own column."""
+    return " ".join(str(entry["what"]).removeprefix(f"{entry['host']}: ").split())
+
+
+def _numbers(link: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    rtt, mbps = link["rtt_ms"], link["mbps"]
+    return f"{rtt:.2f}" if rtt is not None else "-", f"{mbps:.0f}" if mbps is not None else "-", link["mtu"]
+
+
 def evidence(report: Mapping[str, Any]) -> list[str]:
     """Why we believe it, or what is still missing."""
     seen = report["evidence"]
@@ -320,7 +359,7 @@ SCREENS = {
     "install": prepare,
     "dataset": prepare,
     "launch": launch,
-    "preflight": launch,
+    "preflight": preflight,
     "status": status,
     "stop": stop,
 }
@@ -328,6 +367,6 @@ SCREENS = {
 
 def succeeded(of: str, report: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
     """Whether a playbook reached what it is for."""
-    if of in ("launch", "preflight"):
+    if of == "launch":
         return report["verdict"] in ("proven", "planned")
     return bool(state.get("go")) and not any(entry["weight"] == "error" for entry in report["causes"])

@@ -70,6 +70,17 @@ def known_digest(folder: str, cache: str | None = None) -> str | None:
     return remembering.digest(found) if found else None
 
 
+def known(folder: str, cache: str | None = None) -> list[dict[str, Any]]:
+    """The shards of a folder on the controller without reading them; their digests where they were read before.
+
+    :raises ShardsError: there is nothing that nanochat could train from.
+    """
+    found = remembering.remembered(cache_folder(cache), folder)
+    if len(found) < 2:
+        return manifest(folder, cache)
+    return [one.as_dict() for one in found]
+
+
 def tokenizer_folder(digests: dict[str, str], cache: str | None = None) -> str:
     """Where the controller keeps the tokenizer with these digests."""
     key = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:24]

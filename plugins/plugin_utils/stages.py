@@ -18,6 +18,8 @@ from typing import Any
 from ansible_collections.torchlan.nanochat.plugins.module_utils import proof as proving
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import (
+    advice,
+    check_stages,
     data_stages,
     decide,
     deliver,
@@ -54,6 +56,11 @@ class View:
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         return {host: result["settings"] for host, result in self.of("preflight_settings").items()}
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The settings of one host, for what is the same on all."""
+        return next(iter(self.settings.values()))
 
     def nodes(self, *names: str) -> dict[str, dict[str, Any]]:
         """What C(node_info) saw, of the hosts that answered."""
@@ -108,6 +115,11 @@ def inventory(view: View, state: State) -> State:
 def part(view: View, state: State) -> State:
     """For install and dataset: the same as C(inventory), for the hosts that take part; dead ones stop nobody."""
     return inventory(view, {**state, "partial": True})
+
+
+def check(view: View, state: State) -> State:
+    """For preflight: the same, and what a launch would bring or refuse later on is said as well."""
+    return inventory(view, {**state, "check": True})
 
 
 def _resolve(settings: Mapping[str, dict[str, Any]], shared: Mapping[str, Any], state: State) -> list[dict[str, Any]]:
@@ -181,7 +193,8 @@ def look(view: View, state: State) -> State:
     nodes, settings = view.nodes(), view.settings
     causes = view.lost("preflight_node")
     state.update(todo={"install": [], "dataset": []}, packages={})
-    if causes and not (state.get("partial") and nodes):
+    checking = bool(state.get("check"))
+    if causes and not ((checking or state.get("partial")) and nodes):
         return {**state, "causes": _merge(state["causes"], causes), "go": False}
     # Work goes on for the hosts that answer; that others are dead is still an error at the end.
     state["causes"] = _merge(state["causes"], causes)
@@ -195,8 +208,15 @@ def look(view: View, state: State) -> State:
     if doing in (decide.START, decide.RESTART):
         tried = set(view.of("install_packages"))
         state["packages"], lacking = decide.lacking(settings, nodes, tried)
-        causes = causes + view.weigh(decide.check_nodes(run, nodes, start=not state.get("partial")) + lacking)
-        if not errors(causes):
+        starting = not state.get("partial")
+        found = decide.check_nodes(run, nodes, start=starting) + lacking
+        if starting:
+            found += advice.check(run, settings, nodes, doing == decide.RESTART)
+            found += advice.clocks(nodes, {host: view.of("preflight_node")[host].get("asked") for host in nodes})
+        causes = causes + view.weigh(found)
+        if checking:
+            causes += view.weigh(check_stages.forecast(view, state, run, nodes))
+        elif not errors(causes):
             wanted = {name: state[name] for name in ("commit", "requirements", "manifest")}
             state["todo"] = decide.todo(run, settings, nodes, **wanted, download=bool(state.get("partial")))
             install = {*state["todo"]["install"], *state["packages"]}
@@ -211,9 +231,10 @@ def look(view: View, state: State) -> State:
     state.update(
         plan=_plan_data(run), action=doing, config=configuration, fingerprint=render.fingerprint(configuration)
     )
-    go = not errors(causes)
+    go = checking or not errors(causes)
     causes = state["causes"] + causes
-    return {**state, "causes": causes, "go": go, "start": doing in (decide.START, decide.RESTART) and not dead}
+    start = doing in (decide.START, decide.RESTART) and (checking or not dead)
+    return {**state, "causes": causes, "go": go, "start": start}
 
 
 def _software(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -536,6 +557,8 @@ def _merge(*lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 STAGES: dict[str, Callable[[View, State], State]] = {
     "inventory": inventory,
+    "check": check,
+    "checked": check_stages.checked,
     "part": part,
     "some": some,
     "look": look,

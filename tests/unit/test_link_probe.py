@@ -22,7 +22,7 @@ from namespaces import Lab, lab_fixture  # noqa: F401
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import by_address, interfaces
 from ansible_collections.torchlan.nanochat.plugins.module_utils.probing import probe
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import links
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import firewall, links
 
 LISTEN = (
     "import json, sys; from ansible_collections.torchlan.nanochat.plugins.module_utils.listener import start_listener;"
@@ -241,6 +241,7 @@ def look_and_choose(lab: Lab, hosts: dict[str, str], wanted: dict[str, str | Non
     """Everything that a launch does to find interfaces, from the look to the choice."""
     params = {"run": "r", "node_rank": 0, "dir": "/nowhere", "base_dir": "/tmp", "data_dir": None, "python": None}
     params.update(install_method="uv", master_port=29500, device_type="cpu", listen_s=15, needs=[])
+    params.update(measure=False, model_tag=None)
     nodes = {host: lab.python(there, LOOK, json.dumps(params)) for host, there in hosts.items()}
     found = {}
     for host, there in hosts.items():
@@ -272,8 +273,7 @@ def test_from_look_to_choice_and_with_a_firewall(lab: Lab) -> None:
     assert (cause["code"], cause["host"]) == ("link_blocked", "b")
     assert cause["what"].startswith("a cannot connect to b")
     assert "10.90.0.2:" in cause["what"]
-    assert "sudo iptables -I INPUT -p tcp -s 10.90.0.1 -j ACCEPT" in cause["fix"]
-    subprocess.run(
-        ["ip", "netns", "exec", b, "iptables", "-I", *"INPUT -p tcp -s 10.90.0.1 -j ACCEPT".split()], check=True
-    )
+    (opening,), (closing,) = firewall.commands({"kind": "iptables"}, ["10.90.0.1"])
+    assert f"sudo {opening}" in cause["fix"] and f"sudo {closing}" in cause["fix"]
+    subprocess.run(["ip", "netns", "exec", b, *opening.split()], check=True)
     assert look_and_choose(lab, hosts)["causes"] == []

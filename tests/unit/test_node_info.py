@@ -46,6 +46,8 @@ def look(tmp_path: Path, **more: Any) -> dict[str, Any]:
         "device_type": "cpu",
         "needs": [],
         "listen_s": 0,
+        "measure": False,
+        "model_tag": None,
     }
     return node_info.look({**params, **more})
 
