@@ -46,6 +46,8 @@ _SHARED = (
     "nanochat_master_addr",
     "nanochat_master_port",
     "nanochat_runner",
+    "nanochat_exchange",
+    "nanochat_wire_dtype",
     "nanochat_relaunch",
     "nanochat_keep_failed",
     "nanochat_join_timeout",

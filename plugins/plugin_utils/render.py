@@ -135,6 +135,8 @@ def config(plan: planning.Plan, settings: Mapping[str, dict[str, Any]], commit: 
         "source": shared["nanochat_source"],
         "commit": commit,
         "runner": shared["nanochat_runner"],
+        "exchange": shared["nanochat_exchange"],
+        "wire_dtype": shared["nanochat_wire_dtype"],
         "master_port": shared["nanochat_master_port"],
         "nodes": {
             host: {

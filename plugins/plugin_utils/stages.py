@@ -352,6 +352,8 @@ def _start(
             "join_timeout": settings["nanochat_join_timeout"],
             "first_step_timeout": settings["nanochat_first_step_timeout"],
             "hang_timeout": settings["nanochat_hang_timeout"],
+            "exchange": settings["nanochat_exchange"],
+            "wire_dtype": settings["nanochat_wire_dtype"],
             "expected_bytes_per_step": run.expected_bytes_per_step,
             "compare_env": shared_names,
             "fingerprint": facts,

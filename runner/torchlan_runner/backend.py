@@ -19,6 +19,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
+from torchlan_runner import exchange
 from torchlan_runner.beat import Beat, Counters
 from torchlan_runner.plan import Plan
 
@@ -189,6 +190,7 @@ class CudaProgress:
 
 def install_counters(beat: Beat) -> None:
     own_future = beat.plan.device == "cpu"
+    exchange.install(beat.plan)
     for name in _PAYLOAD:
         original = getattr(dist, name, None)
         if callable(original):

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,63 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/unit"), str(ROOT / ".dev/collections")]
 
 from share_hosts import Files, Host, make, names, offers_of, until_gone  # noqa: E402
-
-PREFIX = f"tl-bench-{os.getpid()}"
-SWITCH = f"{PREFIX}-switch"
-
-
-def command(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(argv)}: {done.stderr}")
-    return done.stdout
-
-
-def namespace(number: int) -> str:
-    return f"{PREFIX}-h{number}"
-
-
-def inside(name: str) -> list[str]:
-    return ["ip", "netns", "exec", name]
-
-
-def address(number: int) -> str:
-    return f"10.97.0.{number + 1}"
-
-
-def build(count: int, rate: str) -> None:
-    """A switch with hosts on it; what a host sends is shaped at the host, what it gets at the switch."""
-    command("ip", "netns", "add", SWITCH)
-    command(*inside(SWITCH), "ip", "link", "add", "br0", "type", "bridge")
-    command(*inside(SWITCH), "ip", "link", "set", "br0", "up")
-    for number in range(count):
-        host = namespace(number)
-        command("ip", "netns", "add", host)
-        command("ip", "-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{number}", "netns", SWITCH)
-        command("ip", "-n", host, "address", "add", f"{address(number)}/24", "dev", "eth0")
-        command("ip", "-n", SWITCH, "link", "set", f"p{number}", "master", "br0")
-        for where, link in ((host, "lo"), (host, "eth0"), (SWITCH, f"p{number}")):
-            command("ip", "-n", where, "link", "set", link, "up")
-        for where, link in ((host, "eth0"), (SWITCH, f"p{number}")):
-            shape = ["root", "tbf", "rate", rate, "burst", "512kb", "latency", "20ms"]
-            command("tc", "-n", where, "qdisc", "add", "dev", link, *shape)
-
-
-def tear_down() -> None:
-    for name in command("ip", "netns", "list").split():
-        if name.startswith(PREFIX):
-            for pid in command("ip", "netns", "pids", name).split():
-                os.kill(int(pid), 9)
-            command("ip", "netns", "del", name)
-
-
-def iperf3(seconds: int) -> float:
-    """Bytes per second that the second host gets from the first."""
-    server = subprocess.Popen([*inside(namespace(1)), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL)
-    time.sleep(0.5)
-    told = command(*inside(namespace(0)), "iperf3", "-c", address(1), "-t", str(seconds), "-J")
-    server.wait(10)
-    return float(json.loads(told)["end"]["sum_received"]["bits_per_second"]) / 8
+from wires import address, build, command, inside, iperf3, namespace, tear_down  # noqa: E402
 
 
 class Bench:

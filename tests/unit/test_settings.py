@@ -36,7 +36,13 @@ STRINGS: list[tuple[str, Any, Any]] = [
     ),
     *(
         (name, text, value)
-        for name in ("nanochat_runner", "nanochat_relaunch", "nanochat_keep_failed", "nanochat_dataset_repair")
+        for name in (
+            "nanochat_runner",
+            "nanochat_exchange",
+            "nanochat_relaunch",
+            "nanochat_keep_failed",
+            "nanochat_dataset_repair",
+        )
         for text, value in (
             ("true", True),
             ("True", True),
@@ -68,6 +74,7 @@ STRINGS: list[tuple[str, Any, Any]] = [
     ("nanochat_install_env", "https_proxy=http://proxy:3128", {"https_proxy": "http://proxy:3128"}),
     ("nanochat_device_type", "cuda", "cuda"),
     ("nanochat_source", "smoke", "smoke"),
+    ("nanochat_wire_dtype", "bfloat16", "bfloat16"),
     ("nanochat_install_method", "pip", "pip"),
     ("nanochat_tracker", "wandb", "wandb"),
 ]
