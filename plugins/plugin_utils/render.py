@@ -52,6 +52,10 @@ def environment(
         "NCCL_SOCKET_IFNAME": network["interface"],
         "NANOCHAT_BASE_DIR": node["paths"]["base_dir"],
     }
+    compiled = f"{node['paths']['base_dir']}/compiled"
+    if shlex.quote(compiled) == compiled:  # torch gives the path to a compiler unquoted
+        # Its default is in /tmp: after a reboot the first step would compile for minutes again.
+        result["TORCHINDUCTOR_CACHE_DIR"] = compiled
     if settings["nanochat_data_dir"]:
         result["NANOCHAT_DATA_DIR"] = node["paths"]["data_dir"]
     if plan.device == "cpu":

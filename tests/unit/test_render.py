@@ -224,8 +224,17 @@ def test_environment() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
         "NANOCHAT_BASE_DIR": "/home/workstation/cache",
+        "TORCHINDUCTOR_CACHE_DIR": "/home/workstation/cache/compiled",
         "NANOCHAT_DTYPE": "float32",
     }
+
+
+def test_the_compilers_cache_is_where_the_compiler_can_read_it() -> None:
+    shared = pair()
+    here = node(paths={"base_dir": "/home/ada lovelace/cache"})
+    assert "TORCHINDUCTOR_CACHE_DIR" not in render.environment(
+        planned(shared), shared["workstation"], here, NETWORK, "/f"
+    )
 
 
 @pytest.mark.parametrize(
