@@ -64,7 +64,8 @@ def _write_check(made: dict[str, Any], state: dict[str, Any], file: str | None) 
     if not file:
         return
     content = {"schema": made["schema"], "run": made["run"], "ready": not errors(made["causes"])}
-    content.update(causes=made["causes"], links=state.get("measured") or [], timings_s=made["timings_s"])
+    content.update(causes=made["causes"], links=state.get("measured") or [], collective=state.get("collective"))
+    content.update(timings_s=made["timings_s"])
     path = Path(os.path.expanduser(file))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

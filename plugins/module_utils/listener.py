@@ -9,6 +9,7 @@ C(forks) is, and a timer of the kernel ends it, whatever happens.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -28,42 +29,48 @@ NAME = "torchlan-probe"
 BULK_S = 0.5
 _MOST_ANSWERS = 4096
 # After its last visitor: hosts come in batches of C(forks).
-_IDLE_S = 15.0
+_IDLE_S = 10.0
+# A visitor tries all addresses at once.
+_QUIET_S = 0.5
 _NONCE_BYTES = 16
+_MOST_NAME = 64
 
 
-def start_listener(seconds: int, identity: str, also_port: int | None = None, measures: bool = False) -> dict[str, Any]:
+def start_listener(seconds: int, identity: str, also_port: int | None = None, visitors: int = 0) -> dict[str, Any]:
     """Start it and return C({"port", "nonce"}). Call it before any thread exists: it forks.
 
-    :param also_port: a free port to answer on as well; C(also_port) of the result is C(None) where it was taken.
-    :param measures: offer datagrams to be counted (on UDP C(port)) and a stream to be timed (on TCP C(bulk_port)).
+    :param also_port: a free port to answer on as well, until all visitors came; C(also_port) of the result is C(None)
+        where it was taken.
+    :param visitors: how many hosts come to measure, and tell their names: they are offered datagrams to be counted (on
+        UDP C(port)) and a stream to be timed (on TCP C(bulk_port)).
     """
     sockets = _same_port_sockets(0)
     nonce = secrets.token_hex(_NONCE_BYTES // 2)
     found: dict[str, Any] = {"port": int(sockets[0].getsockname()[1]), "nonce": nonce}
+    also = _taken_is_none(also_port) if also_port is not None else []
     if also_port is not None:
-        more = _taken_is_none(also_port)
-        found["also_port"] = also_port if more else None
-        sockets += more
+        found["also_port"] = also_port if also else None
     answer = (json.dumps({"nonce": nonce, "host": identity}) + "\n").encode()
-    datagrams = _datagram_sockets(found["port"]) if measures else []
-    detach(
-        lambda: _live(seconds, lambda until: _serve(sockets, datagrams, answer, nonce.encode(), until)),
-        [one.fileno() for one in sockets + datagrams],
-        NAME,
-    )
-    if measures:
+    datagrams = _datagram_sockets(found["port"]) if visitors else []
+    server = _Server(sockets, also, datagrams, answer, nonce.encode(), visitors)
+    _start(seconds, server.serve, sockets + also + datagrams)
+    if visitors:
         streams = _same_port_sockets(0)
         found["bulk_port"] = int(streams[0].getsockname()[1])
-        detach(
-            lambda: _live(seconds, lambda until: _pour(streams, nonce.encode(), until)),
-            [one.fileno() for one in streams],
-            NAME,
-        )
-        sockets += streams
-    for one in sockets + datagrams:
-        one.close()
+        _start(seconds, lambda until: _pour(streams, nonce.encode(), until), streams)
     return found
+
+
+def _start(seconds: int, serve: Callable[[float], None], sockets: list[socket.socket]) -> None:
+    """In a process of its own, which alone keeps the sockets."""
+
+    def live() -> None:
+        signal.alarm(seconds + 1)
+        serve(time.monotonic() + seconds)
+
+    detach(live, [one.fileno() for one in sockets], NAME)
+    for one in sockets:
+        one.close()
 
 
 def end_earlier(pid: int) -> bool:
@@ -138,39 +145,60 @@ def _datagram_sockets(port: int) -> list[socket.socket]:
     return found
 
 
-def _live(seconds: int, serve: Callable[[float], None]) -> None:
-    signal.alarm(seconds + 1)
-    serve(time.monotonic() + seconds)
+class _Server:
+    """Answers and hangs up, one connection at a time; a datagram's length is told to who knows us."""
 
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        also: list[socket.socket],
+        datagrams: list[socket.socket],
+        answer: bytes,
+        nonce: bytes,
+        visitors: int,
+    ) -> None:
+        self._open = [*sockets, *also, *datagrams]
+        self._also, self._datagrams = also, datagrams
+        self._answer, self._nonce, self._visitors = answer, nonce, visitors
+        self._came: set[bytes] = set()
 
-def _serve(
-    sockets: list[socket.socket], datagrams: list[socket.socket], answer: bytes, nonce: bytes, until: float
-) -> None:
-    """Answer and hang up: one connection at a time, nothing is read. A datagram's length is told to who knows us."""
-    for one in sockets + datagrams:
-        one.setblocking(False)
-    for _number in range(_MOST_ANSWERS):
-        ready, _write, _error = select.select(sockets + datagrams, [], [], max(0.0, until - time.monotonic()))
-        if not ready:
-            return
-        until = min(until, time.monotonic() + _IDLE_S)
-        for one in ready:
-            try:
-                if one in datagrams:
-                    data, peer = one.recvfrom(1 << 16)
-                    if data.startswith(nonce):
-                        one.sendto(nonce + b" %d" % len(data), peer)
-                    continue
-                connection, _peer = one.accept()
-            except OSError:
+    def serve(self, until: float) -> None:
+        for one in self._open:
+            one.setblocking(False)
+        for _number in range(_MOST_ANSWERS):
+            came = bool(self._also) and len(self._came) >= self._visitors
+            patience = max(0.0, until - time.monotonic())
+            ready, _write, _error = select.select(self._open, [], [], min(patience, _QUIET_S) if came else patience)
+            if not ready and came:
+                self._free_also()
                 continue
-            with connection:
-                try:
-                    connection.settimeout(0.2)
-                    connection.sendall(answer)
-                    connection.shutdown(socket.SHUT_WR)
-                except OSError:
-                    pass
+            if not ready:
+                return
+            until = min(until, time.monotonic() + _IDLE_S)
+            for one in ready:
+                with contextlib.suppress(OSError):
+                    if one in self._datagrams:
+                        data, peer = one.recvfrom(1 << 16)
+                        if data.startswith(self._nonce):
+                            one.sendto(self._nonce + b" %d" % len(data), peer)
+                    else:
+                        self._tell(one)
+
+    def _free_also(self) -> None:
+        """The port of the rendezvous is kept from nobody longer than it must."""
+        self._open = [one for one in self._open if one not in self._also]
+        for one in self._also:
+            one.close()
+        self._also = []
+
+    def _tell(self, one: socket.socket) -> None:
+        connection, _peer = one.accept()
+        with connection:
+            connection.settimeout(0.2)
+            connection.sendall(self._answer)
+            connection.shutdown(socket.SHUT_WR)
+            if one in self._also:
+                self._came.add(connection.recv(_MOST_NAME))
 
 
 def _pour(sockets: list[socket.socket], nonce: bytes, until: float) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import json
@@ -14,6 +15,8 @@ import socket
 import struct
 import time
 from typing import Any
+
+from ansible_collections.torchlan.nanochat.plugins.module_utils.host import identity
 
 _MOST_AT_ONCE = 200
 _MOST_BYTES = 256
@@ -25,8 +28,9 @@ _ENOUGH = 0.6
 class _Attempt:
     """One address of one peer, from connect to the answer."""
 
-    def __init__(self, peer: dict[str, Any], address: str, port: int) -> None:
+    def __init__(self, peer: dict[str, Any], address: str, port: int, tell: bytes = b"") -> None:
         self.peer = peer
+        self.tell = tell
         self.port = port
         self.address = address
         self.family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -83,6 +87,9 @@ class _Attempt:
             "interface": None,
             "rtt_ms": _rtt_ms(self.handle),
         }
+        if self.tell:
+            with contextlib.suppress(OSError):
+                self.handle.send(self.tell)
         return self.end(0)
 
     def end(self, number: int) -> bool:
@@ -116,13 +123,13 @@ def probe(
 
     Where a peer answers on C(also_port) too, C(also) of a link says whether that one was reached.
     """
-    attempts, also = [], {}
+    attempts, also, own = [], {}, identity().encode()
     for peer in peers:
         for address in dict.fromkeys(peer["addresses"]):
             if not _is_link_local(address):
                 attempts.append(_Attempt(peer, address, peer["port"]))
                 if peer.get("also_port"):
-                    also[peer["host"], address] = _Attempt(peer, address, peer["also_port"])
+                    also[peer["host"], address] = _Attempt(peer, address, peer["also_port"], own)
     _try_all([*attempts, *also.values()], timeout_s)
     links: dict[str, list[dict[str, Any]]] = {peer["host"]: [] for peer in peers}
     unreached: dict[str, list[dict[str, Any]]] = {peer["host"]: [] for peer in peers}

@@ -92,13 +92,13 @@ options:
       - V(0) starts none.
     type: int
     default: 0
-  measure:
+  measured_by:
     description:
-      - With O(listen_s), let peers measure their links to this host, and answer on O(master_port) too where
-        O(node_rank) is 0 and the port is free. It is held until a few seconds after the last peer came.
-      - A listener of an earlier look that still holds that port is ended.
-    type: bool
-    default: false
+      - With O(listen_s), how many other hosts come to measure their links to this one.
+      - The listener answers on O(master_port) too then, where O(node_rank) is 0 and the port is free, until all of them
+        came there. A listener of an earlier look that still holds that port is ended.
+    type: int
+    default: 0
   model_tag:
     description: Folder of the run's checkpoints, to say which are there.
     type: str
@@ -220,7 +220,7 @@ node:
     listener:
       description:
         - C(port) and C(nonce) of the listener, or V(null).
-        - With O(measure), also C(bulk_port), and C(also_port) where it holds O(master_port).
+        - With O(measured_by), also C(bulk_port), and C(also_port) where it holds O(master_port).
       type: dict
       returned: success
     checkout:
@@ -313,9 +313,9 @@ def look(params: dict[str, Any]) -> dict[str, Any]:
     port = _port(params)
     listener = None
     if params["listen_s"] > 0:
-        rendezvous = params["measure"] and params["node_rank"] == 0 and port["free"]
+        rendezvous = params["measured_by"] > 0 and params["node_rank"] == 0 and port["free"]
         also = params["master_port"] if rendezvous else None
-        listener = start_listener(params["listen_s"], host.identity(), also, params["measure"])
+        listener = start_listener(params["listen_s"], host.identity(), also, params["measured_by"])
     causes: list[dict[str, Any]] = []
     places = _places(params, causes)
 
@@ -450,7 +450,7 @@ def main() -> None:
                 "default": [],
             },
             "listen_s": {"type": "int", "default": 0},
-            "measure": {"type": "bool", "default": False},
+            "measured_by": {"type": "int", "default": 0},
             "model_tag": {"type": "str"},
         },
         supports_check_mode=True,

@@ -23,6 +23,7 @@ options:
       - inventory
       - check
       - checked
+      - exchanged
       - part
       - some
       - look

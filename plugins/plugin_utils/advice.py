@@ -24,6 +24,7 @@ _LOG_BYTES = 20_000_000
 _ENVIRONMENT_BYTES = 2_000_000_000
 _SMOKE_VOCABULARY = 256
 _FLOAT = 4
+_MARGIN = 0.9
 _CLOCK_S = 5.0
 _SWAP_SHARE = 0.1
 _NETWORK_FILES = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "glusterfs", "fuse.glusterfs")
@@ -88,9 +89,9 @@ def _memory(plan: planning.Plan, host: str, node: Mapping[str, Any], restart: bo
     who = f"{processes} process{'es' if processes > 1 else ''} with {parameters(plan) or 0:,} parameters"
     if needed > have:
         what = f"{host}: {who} need at least {_gb(needed)}, and it has {_gb(have)} of memory"
-        fits = next(
-            (n for n in range(int(plan.numbers["depth"]) - 1, 0, -1) if (memory_needed(plan, host, n) or 0) < have), 0
-        )
+        room = min(have, free or have) * _MARGIN
+        depths = range(int(plan.numbers["depth"]) - 1, 0, -1)
+        fits = next((depth for depth in depths if (memory_needed(plan, host, depth) or 0) < room), None)
         fix = f"-e nanochat_extra_args=depth={fits}" if fits else "a host with more memory"
         more = "; or nproc_per_node: 1" if processes > 1 else ""
         return [cause("memory_small", what, f"{fix}{more}", host=host)]

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import errors
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import (
     decide,
     deliver,
     link_advice,
     links,
+    render,
 )
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import (
     forecast as forecasting,
@@ -58,4 +59,59 @@ def checked(view: View, state: State) -> State:
         found = chosen["causes"] + link_advice.rendezvous(nodes, chosen["choice"], answered)
         found += link_advice.check(nodes, chosen["choice"], state["measured"])
         causes += view.weigh(found)
+        if not errors(causes):
+            state["exchange"], reasons = _exchange(view, state, nodes)
+            causes += reasons
     return {**state, "causes": causes, "go": not errors(causes)}
+
+
+def _exchange(
+    view: View, state: State, nodes: Mapping[str, dict[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """What each host is told for a small exchange with the run's own environment; empty where there is to be none."""
+    settings, plan = view.settings, state["plan"]
+    hosts = plan["hosts"]
+    shared = settings[plan["master"]]
+    if not shared["nanochat_preflight_collective"] or len(hosts) < 2 or set(state["network"]) != set(hosts):
+        return {}, []
+    without = [host for host in hosts if nodes[host]["environment"]["state"] != "ready"]
+    if without:
+        what = f"no exchange was tried: {', '.join(without)} has no torch yet"
+        return {}, [cause("launch_brings", what, weight="note")]
+    run = planning.make(settings, {host: len(nodes[host]["host"]["gpus"]) for host in hosts})[0]
+    address = shared["nanochat_master_addr"] or state["network"][plan["master"]]["address"]
+    meet = f"[{address}]" if ":" in address else address
+    told = {"world": len(hosts), "meet": f"{meet}:{shared['nanochat_master_port']}", "device": plan["device"]}
+    exchange = {}
+    for rank, host in enumerate(hosts):
+        variables = render.environment(run, settings[host], nodes[host], state["network"][host], "/")
+        variables.pop("PYTHONPATH")  # the runner is not there
+        python = nodes[host]["environment"]["python"]
+        exchange[host] = {"python": python, "environment": variables, "told": {"rank": rank, **told}}
+    return exchange, []
+
+
+def exchanged(view: View, state: State) -> State:
+    """What came of the exchange; its speed is the cluster's."""
+    causes = [*view.lost("preflight_exchange"), *view.lost("preflight_exchanged")]
+    answers = view.of("preflight_exchanged")
+    failed = {host: answer["problem"] for host, answer in answers.items() if not answer.get("exchange")}
+    found = {host: answer["exchange"] for host, answer in answers.items() if answer.get("exchange")}
+    if failed and not causes:
+        # one that waits for another says less than one that breaks
+        host = min(failed, key=lambda name: "no answer within" in failed[name] or "timed out" in failed[name].lower())
+        what = f"{host}: a small exchange of all hosts did not work: {failed[host]}"
+        causes += view.weigh(
+            [cause("backend_failed", what, "nanochat_preflight_collective: false skips it", host=host)]
+        )
+    elif any(not one["right"] for one in found.values()):
+        causes.append(cause("backend_failed", "a small exchange of all hosts gave a wrong sum"))
+    elif found:
+        slowest = max(found.values(), key=lambda one: float(one["seconds"]))
+        step = state["plan"].get("expected_bytes_per_step")
+        state["collective"] = {
+            "mbps": round(slowest["mbps"]),
+            "step_s": round(step * 8 / slowest["mbps"] / 1e6, 3) if step else None,
+        }
+    causes = state["causes"] + causes
+    return {**state, "exchange": {}, "causes": causes, "go": not errors(causes)}

@@ -254,7 +254,7 @@ def check_software(plan: planning.Plan, nodes: Mapping[str, Mapping[str, Any]]) 
     if causes:
         return causes
     for name, of in (("python", _python_line), ("torch", lambda node: node["environment"]["torch"])):
-        seen = {host: of(node) for host, node in nodes.items()}
+        seen = {host: of(nodes[host]) for host in plan.hosts if host in nodes}
         if len(set(seen.values())) > 1:
             odd = _odd_one(seen)
             python = nodes[odd]["environment"]["python"] if odd else None

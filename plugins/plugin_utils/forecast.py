@@ -82,15 +82,19 @@ def data(plan: planning.Plan, settings: Settings, nodes: Nodes, source: list[dic
         return []
     looks = {host: _look(nodes[host]) for host in hosts}
     shared = settings[hosts[0]]
-    if not source and not shared["nanochat_dataset_dir"] and all(len(look["files"]) < 2 for look in looks.values()):
-        return [
-            _brings(hosts[0], f"downloads {shared['nanochat_dataset_shards']} shards"),
-            *_tokenizers(looks, hosts[0]),
-        ]
-    repair = shared["nanochat_dataset_repair"]
-    made = data_plan.make(looks, hosts[0], source, plan.world_size, repair, hosts)
-    sizes = {one["name"]: int(one["size"]) for one in made["files"]}
+    made = data_plan.make(looks, hosts[0], source, plan.world_size, shared["nanochat_dataset_repair"], hosts)
     causes: Causes = list(made["causes"])
+    if shared["nanochat_dataset_repair"] and any(entry["code"] == "row_groups_few" for entry in causes):
+        causes = [entry for entry in causes if entry["code"] != "row_groups_few"]
+        causes.append(_brings(hosts[0], "rewrites files with fewer row groups than ranks, and keeps the old ones"))
+    if not shared["nanochat_dataset_dir"] and len(made["files"]) < 2:
+        causes = [entry for entry in causes if entry["code"] != "data_missing"]
+        causes.append(_brings(hosts[0], f"downloads {shared['nanochat_dataset_shards']} shards"))
+    sizes = {one["name"]: int(one["size"]) for one in made["files"]}
+    for host in hosts if len(hosts) > 1 else ():
+        unread = nodes[host]["data"]["unread"]
+        if unread:
+            causes.append(_brings(host, f"reads {unread} shard(s) first, to compare their contents"))
     for host, mine in made["hosts"].items():
         names = set(mine["missing"] + mine["replace"])
         if names:
@@ -99,22 +103,22 @@ def data(plan: planning.Plan, settings: Settings, nodes: Nodes, source: list[dic
             causes.append(
                 _brings(host, f"brings {len(names)} of {len(sizes)} shards, {megabytes:.0f} MB; it has {has}")
             )
-    return causes + _tokenizers(looks, hosts[0], made["tokenizer"])
-
-
-def _tokenizers(looks: Mapping[str, Any], master: str, made: Mapping[str, Any] | None = None) -> Causes:
-    if made is None or made["train"]:
-        return [_brings(master, "trains the tokenizer, and brings it to the others")]
-    return [_brings(host, f"brings the tokenizer of {made['source']}") for host in made["needed"]]
+    tokenizer = made["tokenizer"]
+    if tokenizer["train"]:
+        return [*causes, _brings(hosts[0], "trains the tokenizer, and brings it to the others")]
+    return causes + [_brings(host, f"brings the tokenizer of {tokenizer['source']}") for host in tokenizer["needed"]]
 
 
 def _look(node: Mapping[str, Any]) -> dict[str, Any]:
     """What the module C(dataset) would say of this host."""
     found, tokenizer = node["data"], node["data"]["tokenizer"]
     names = ("name", "size", "sha256", "row_groups")
+    files = [dict(zip(names, entry)) for entry in found["list"]]
+    if files and files[-1]["row_groups"] is None:
+        files[-1]["row_groups"] = found["row_groups"]["validation"]  # its footer alone is always looked at
     return {
         "folder": found["dir"],
-        "files": [dict(zip(names, entry)) for entry in found["list"]],
+        "files": files,
         "free_bytes": node.get("disk_free_bytes"),
         "tokenizer": {"tokenizer.pkl": tokenizer["sha256"], "token_bytes.pt": tokenizer["token_bytes_sha256"]},
     }

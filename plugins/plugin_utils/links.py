@@ -207,6 +207,7 @@ def _wanted_problem(
     host: str, wanted: str, named: Mapping[str, Mapping[str, Any]], shared: bool
 ) -> dict[str, Any] | None:
     usable = [name for name, entry in named.items() if entry["up"] and address_of(entry) and not entry["loopback"]]
+    usable.sort(key=lambda name: _CLASSES.get(named[name]["kind"], 9))
     fix = f"Set nanochat_socket_ifname of {host} to one of {', '.join(usable)}; or unset it." if usable else None
     if wanted not in named:
         names = ", ".join(f"{name} ({_state(entry)})" for name, entry in named.items())

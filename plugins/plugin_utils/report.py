@@ -104,6 +104,7 @@ def timings(state: Mapping[str, Any], results: Mapping[str, Mapping[str, dict[st
         "tokenizer": "dataset_trained",
         "link_probe": "launch_links",
         "measure": "preflight_links",
+        "exchange": "preflight_exchanged",
         "training_run": "launch_started",
         "rendezvous": "verify_rendezvous",
         "node_info_again": "verify_node",

@@ -202,6 +202,10 @@ def preflight(
     if measured:
         head = ["from", "to", "round trip ms", "Mb/s", "largest packet"]
         lines += [*table(head, [(one["from"], one["to"], *_numbers(one)) for one in measured]), ""]
+    together = state.get("collective")
+    if together:
+        step = f"; a step's exchange would take {together['step_s']:.3g} s" if together["step_s"] else ""
+        lines += [f"  all hosts together exchange {together['mbps']:,} Mb/s each way{step}", ""]
     if report["timings_s"]:
         lines.append(
             "  " + ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in report["timings_s"].items())

@@ -136,6 +136,9 @@ def _check(settings: dict[str, Any], host: str, causes: list[dict[str, Any]]) ->
         path = settings[name]
         if path is not None and not path.startswith(("/", "~")):
             bad(f"{name}={path!r} is a relative path", "start it with / or ~/", code="path_invalid")
+        elif path is not None and "~" in path.split("/")[1:]:
+            fix = f"{name}: {'~' + path.rpartition('~')[2]}   (~ is the home folder at the beginning only, unquoted)"
+            bad(f"{name}={path!r} has a ~ that is no home folder, but a folder of that name", fix, code="path_invalid")
         elif path is not None and "\n" in path:
             bad(f"{name}={path!r} holds a line break", code="path_invalid")
     if settings["nanochat_install_method"] == "existing" and not settings["nanochat_python"]:

@@ -561,6 +561,7 @@ STAGES: dict[str, Callable[[View, State], State]] = {
     "inventory": inventory,
     "check": check,
     "checked": check_stages.checked,
+    "exchanged": check_stages.exchanged,
     "part": part,
     "some": some,
     "look": look,

@@ -15,6 +15,7 @@ What is left out is DEFAULTS'; `false` instead of a mapping makes no node, for a
     image     a file of node/packages that lists what is installed: `usual`, or `bare` (python3, sudo, sshd, ip)
     torch     false: no torch environment in the node
     rates     what the host can send on its networks, by network, in words of tc: {"slow": "20mbit"}
+    disks     small file systems of their own, by their folder, which everybody may write to: {"/srv/small": "40m"}
     decoys    interfaces that are up and lead nowhere, with their addresses: a bridge with a port where the name starts
               with docker, else an overlay; {"docker0": "172.17.0.1/16", "tailscale0": "100.64.0.7/10"}
 
@@ -60,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "networks": ["lan"],
     "rates": {},
     "decoys": {},
+    "disks": {},
 }
 WAY_OUT = "out"
 MUCH = 100_000  # bytes: no heartbeat, no barrier sends so many in a minute
@@ -114,11 +116,12 @@ class Lan:
         files = {here: there for here, there in files.items() if here not in copies}
         if host["torch"]:
             files[str(torch_environment())] = TORCH_PATH
+        disks = [word for at, size in host["disks"].items() for word in ("--tmpfs", f"{at}:size={size},mode=1777")]
         docker(
             *("run", "--detach", "--name", self.container(name), "--hostname", host["hostname"], *options),
             *("--network", f"{self.id}-{first}", *CAPABILITIES),
             *("--cpus", str(host["cpus"]), "--memory", str(host["memory"]), "--pids-limit", "2000"),
-            *(*mounts(files), image),
+            *(*disks, *mounts(files), image),
         )
         for network in more:
             docker("network", "connect", f"{self.id}-{network}", self.container(name))

@@ -77,7 +77,8 @@ def recorded(state: str, config: dict[str, Any], **values: Any) -> dict[str, Any
 def node(host: str = "workstation", the_run: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
     """What node_info sees on a host that is ready for a smoke run."""
     addresses = [{"address": ADDRESSES[host], "family": "ipv4", "prefix": 24, "scope": "global", "label": None}]
-    wire = {"name": "eth0", "up": True, "loopback": False, "kind": "ethernet", "speed_mbps": 1000, "members": []}
+    wire: dict[str, Any] = {"name": "eth0", "up": True, "loopback": False, "kind": "ethernet", "members": []}
+    wire.update(speed_mbps=1000, mtu=1500)
     home = f"/home/{host}"
     seen = {
         "host": {"identity": host, "system": "Debian GNU/Linux 13", "cores_physical": 8, "gpus": [], "user": "ann"},

@@ -143,13 +143,19 @@ def test_what_look_finds_out_is_kept() -> None:
 
 
 def reported(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, state: dict[str, Any], of: str = "launch", check_mode: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    state: dict[str, Any],
+    of: str = "launch",
+    check_mode: bool = False,
+    **more: Any,
 ) -> tuple[dict[str, Any], str]:
     """The task's result, and what was on the screen."""
     shown: list[str] = []
     monkeypatch.setattr(report.Display, "display", lambda _self, text, *_args, **_more: shown.append(text))
     given = {
-        host: {"settings": {**one, "nanochat_report_dir": str(folder)}, "causes": []} for host, one in smoke().items()
+        host: {"settings": {**one, "nanochat_report_dir": str(folder), **more}, "causes": []}
+        for host, one in smoke().items()
     }
     one = action(report.ActionModule, {"verdict": state, "of": of}, check_mode)
     return dict(one.run(None, registered(given))), "\n".join(shown)
@@ -182,6 +188,19 @@ def test_check_mode_and_preflight_are_plans(monkeypatch: pytest.MonkeyPatch, tmp
     for of, check_mode in (("launch", True), ("preflight", False)):
         result, _text = reported(monkeypatch, tmp_path, state_of(), of, check_mode)
         assert (result["failed"], result["report"]["verdict"]) == (False, "planned")
+
+
+def test_a_preflight_for_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = state_of(measured=[{"from": "workstation", "to": "laptop", "rtt_ms": 0.2, "mbps": 940.0, "mtu": 1500}])
+    for causes in ([], [cause("port_in_use", "workstation: port 29500 is held", "kill 42", host="workstation")]):
+        state["causes"] = list(causes)
+        result, text = reported(monkeypatch, tmp_path, state, "preflight", nanochat_preflight_json="a/found.json")
+        found = json.loads((tmp_path / "a/found.json").read_text())
+        assert (found["ready"], found["causes"], found["links"]) == (not causes, causes, state["measured"])
+        assert result["failed"] == bool(causes) and ("NOT READY" in text) == bool(causes)
+    row = next(line for line in text.splitlines() if line.startswith("  error"))
+    assert row.split()[:2] == ["error", "workstation"] and row.endswith("[port_in_use]  kill 42")
 
 
 def test_a_refusal_before_there_is_a_name_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

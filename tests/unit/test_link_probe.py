@@ -35,6 +35,21 @@ PROBE = (
 )
 
 
+MEASURE = (
+    "import json, sys; from ansible_collections.torchlan.nanochat.plugins.module_utils.interfaces import *;"
+    "from ansible_collections.torchlan.nanochat.plugins.module_utils.probing import probe;"
+    "from ansible_collections.torchlan.nanochat.plugins.module_utils.measuring import measure;"
+    "peers = json.loads(sys.argv[1]); own = interfaces(); found, _ = probe(peers, 2.0, by_address(own));"
+    "measure(peers, found, {entry['name']: entry['mtu'] for entry in own}); print(json.dumps(found))"
+)
+LISTEN_FOR = (
+    "import json, sys; from ansible_collections.torchlan.nanochat.plugins.module_utils.listener import start_listener;"
+    "print(json.dumps(start_listener(20, 'me', int(sys.argv[1]), int(sys.argv[2]))))"
+)
+LISTENS = (
+    "import json, sys; from ansible_collections.torchlan.nanochat.plugins.module_utils.sockets import listeners;"
+    "print(json.dumps(bool(listeners(int(sys.argv[1])))))"
+)
 LOOK = (
     "import json, sys; from ansible_collections.torchlan.nanochat.plugins.modules.node_info import look;"
     "print(json.dumps(look(json.loads(sys.argv[1]))))"
@@ -241,7 +256,7 @@ def look_and_choose(lab: Lab, hosts: dict[str, str], wanted: dict[str, str | Non
     """Everything that a launch does to find interfaces, from the look to the choice."""
     params = {"run": "r", "node_rank": 0, "dir": "/nowhere", "base_dir": "/tmp", "data_dir": None, "python": None}
     params.update(install_method="uv", master_port=29500, device_type="cpu", listen_s=15, needs=[])
-    params.update(measure=False, model_tag=None)
+    params.update(measured_by=0, model_tag=None)
     nodes = {host: lab.python(there, LOOK, json.dumps(params)) for host, there in hosts.items()}
     found = {}
     for host, there in hosts.items():
@@ -277,3 +292,26 @@ def test_from_look_to_choice_and_with_a_firewall(lab: Lab) -> None:
     assert f"sudo {opening}" in cause["fix"] and f"sudo {closing}" in cause["fix"]
     subprocess.run(["ip", "netns", "exec", b, *opening.split()], check=True)
     assert look_and_choose(lab, hosts)["causes"] == []
+
+
+def test_speed_packets_and_the_port_of_the_rendezvous(lab: Lab) -> None:
+    a, b = lab.host("a"), lab.host("b")
+    lab.cable(a, "wide", "10.90.0.1/24", b, "usual", "10.90.0.2/24")
+    lab.ip(a, "link", "set", "wide", "mtu", "9000")
+    subprocess.run(["ip", "netns", "exec", b, *"tc qdisc add dev usual root tbf rate 80mbit".split(),
+                    *"burst 64kb latency 50ms".split()], check=True)  # fmt: skip
+    listener = lab.python(b, LISTEN_FOR, "29500", "1")
+    assert listener["also_port"] == 29500
+    (link,) = lab.python(a, MEASURE, json.dumps([peer("b", listener, "10.90.0.2")]))["b"]
+    assert link["also"] == {"port": 29500, "error": None}
+    assert link["mtu"] == 1500, "what b's card takes"
+    assert 40 < link["mbps"] < 90
+    until = time.monotonic() + 5
+    while lab.python(b, LISTENS, "29500"):  # the one visitor came
+        assert time.monotonic() < until
+    assert lab.python(b, LISTENS, str(listener["port"]))
+    # taken by somebody: nothing of ours is there, and nothing is sent to it
+    with_holder = "import json, socket, sys; one = socket.create_server(('', 29500));" + LISTEN_FOR.replace(
+        "import json, sys;", ""
+    )
+    assert lab.python(b, with_holder, "29500", "1")["also_port"] is None

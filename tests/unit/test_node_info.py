@@ -46,7 +46,7 @@ def look(tmp_path: Path, **more: Any) -> dict[str, Any]:
         "device_type": "cpu",
         "needs": [],
         "listen_s": 0,
-        "measure": False,
+        "measured_by": 0,
         "model_tag": None,
     }
     return node_info.look({**params, **more})

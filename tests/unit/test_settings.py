@@ -42,6 +42,7 @@ STRINGS: list[tuple[str, Any, Any]] = [
             "nanochat_relaunch",
             "nanochat_keep_failed",
             "nanochat_dataset_repair",
+            "nanochat_preflight_collective",
         )
         for text, value in (
             ("true", True),
