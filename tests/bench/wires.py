@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -55,7 +56,8 @@ def tear_down() -> None:
     for name in command("ip", "netns", "list").split():
         if name.startswith(PREFIX):
             for pid in command("ip", "netns", "pids", name).split():
-                os.kill(int(pid), 9)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
             command("ip", "netns", "del", name)
 
 
