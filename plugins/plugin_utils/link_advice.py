@@ -17,6 +17,7 @@ Causes = list[dict[str, Any]]
 
 # A line of 100 Mb/s carries 94; nothing faster measures less than this, also on a busy machine.
 _SLOW_MBPS = 100
+_LOOK = "on {host}: ethtool {card}   (what was negotiated?); a gigabit port, cable and switch"
 
 
 def measured(choice: Choice, links: Links) -> list[dict[str, Any]]:
@@ -66,22 +67,35 @@ def check(nodes: Mapping[str, Mapping[str, Any]], choice: Choice, pairs: list[di
         if card["kind"] == "wireless":
             what = f"{host}: {card['name']} is Wi-Fi; every step waits for it"
             causes.append(cause("link_wireless", what, f"a cable for {host}", host=host, weight="warning"))
-        causes += _slow(host, card, pairs) + _packets(host, card, pairs)
+        if card.get("speed_mbps") and card["speed_mbps"] <= _SLOW_MBPS:
+            what = f"{host}: {card['name']} runs at {card['speed_mbps']} Mb/s"
+            causes.append(cause("link_slow", what, _LOOK.format(host=host, card=card["name"]), host, weight="warning"))
+        causes += _packets(host, card, pairs)
+    named = {entry["host"] for entry in causes if entry["code"] in ("link_slow", "link_wireless")}
+    return causes + _slow(choice, pairs, named)
+
+
+def _slow(choice: Choice, pairs: list[dict[str, Any]], named: set[Any]) -> Causes:
+    """Slow by measure: a host that is slow with several is named, of a single pair nobody knows which end it is."""
+    slow = {(one["from"], one["to"]): one["mbps"] for one in pairs if one["mbps"] and one["mbps"] < _SLOW_MBPS}
+    slow = {ends: mbps for ends, mbps in slow.items() if not named & set(ends)}
+    causes: Causes = []
+    for host in choice:
+        peers = {peer for ends in slow if host in ends for peer in ends if peer != host}
+        if len(peers) > 1:
+            numbers = [mbps for ends, mbps in slow.items() if host in ends]
+            what = f"{host}: {min(numbers):.0f} to {max(numbers):.0f} Mb/s with {', '.join(sorted(peers))}, as measured"
+            fix = _LOOK.format(host=host, card=choice[host]["interface"])
+            causes.append(cause("link_slow", what, fix, host=host, weight="warning"))
+            slow = {ends: mbps for ends, mbps in slow.items() if host not in ends}
+    for (a, b), mbps in slow.items():
+        back = slow.get((b, a))
+        if back is None or a < b:
+            both = f" and {back:.0f} back" if back is not None else ""
+            what = f"from {a} to {b}, {mbps:.0f} Mb/s{both}, as measured"
+            fix = _LOOK.format(host=f"{a} and {b}", card=choice[a]["interface"])
+            causes.append(cause("link_slow", what, fix, weight="warning"))
     return causes
-
-
-def _slow(host: str, card: Mapping[str, Any], pairs: list[dict[str, Any]]) -> Causes:
-    speed, name = card.get("speed_mbps"), card["name"]
-    fix = f"on {host}: ethtool {name}   (what was negotiated?); a gigabit port, cable and switch"
-    if speed and speed <= _SLOW_MBPS:
-        what = f"{host}: {name} runs at {speed} Mb/s"
-        return [cause("link_slow", what, fix, host=host, weight="warning")]
-    slow = {pair["to"]: pair["mbps"] for pair in pairs if pair["from"] == host and (pair["mbps"] or 1e9) < _SLOW_MBPS}
-    if slow:
-        listed = ", ".join(f"{mbps:.0f} Mb/s to {to}" for to, mbps in slow.items())
-        what = f"{host}: {name} carries {listed}, as measured"
-        return [cause("link_slow", what, fix, host=host, weight="warning")]
-    return []
 
 
 def _packets(host: str, card: Mapping[str, Any], pairs: list[dict[str, Any]]) -> Causes:

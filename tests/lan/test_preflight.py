@@ -283,18 +283,21 @@ def test_a_leftover_with_the_port_a_full_disk_and_a_slow_link(preflight: Preflig
     shape = "tc qdisc {verb} dev {card} root"
     for card in ("eth0", "eth1"):
         line = f"{shape.format(verb='add', card=card)} tbf rate 50mbit burst 64kb latency 50ms"
-        broken.make("laptop", line, shape.format(verb="del", card=card))
+        for host in HOSTS:
+            broken.make(host, line, shape.format(verb="del", card=card))
     listening(preflight, "workstation")
 
     def change(inventory: dict[str, Any]) -> None:
         inventory["nanochat"]["children"]["workers"]["hosts"]["laptop"]["nanochat_base_dir"] = "/srv/small/base"
 
     name = preflight.cluster.changed_inventory("small", change)
-    wanted = {("port_in_use", "workstation"), ("disk_full", "laptop"), ("link_slow", "laptop")}
+    wanted = {("port_in_use", "workstation"), ("disk_full", "laptop"), ("link_slow", None)}
     assert preflight.run(inventory=name) == wanted, preflight.result
     assert "ethtool eth" in preflight.cause("link_slow")["fix"]
     preflight.command("port_in_use", "workstation")
-    preflight.root("laptop", "rm /srv/small/filler; tc qdisc del dev eth0 root; tc qdisc del dev eth1 root")
+    preflight.root("laptop", "rm /srv/small/filler")
+    for host in HOSTS:
+        preflight.root(host, "tc qdisc del dev eth0 root; tc qdisc del dev eth1 root")
     assert preflight.run(inventory=name) == set(), preflight.result
 
 
