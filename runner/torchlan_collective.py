@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Any
 
-BYTES = 16 * 1024 * 1024
-TIMED_S = 1.0
-MOST = 20
+BYTES = 8 * 1024 * 1024
+TIMED_S = 0.5
+MOST = 10
 
 
 def main() -> int:

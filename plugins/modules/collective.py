@@ -50,7 +50,7 @@ options:
   limit_s:
     description: Seconds after which the process is ended.
     type: int
-    default: 30
+    default: 60
 seealso:
   - module: torchlan.nanochat.link_probe
 """
@@ -78,8 +78,8 @@ progress:
   type: str
 exchange:
   description:
-    - C(right) (whether the sum was right), C(seconds) of one exchange of 16 MB and C(mbps) each way.
-    - V(null) when it did not work; then C(problem) is its last line.
+    - C(right) (whether the sum was right), C(seconds) of one exchange of 8 MB and C(mbps) each way.
+    - V(null) when it did not work; then C(problem) is its last line, and empty when there was no answer in time.
   returned: when it is over
   type: dict
   sample: {right: true, seconds: 0.281, mbps: 477.0}
@@ -90,6 +90,7 @@ problem:
 """
 
 import json
+import signal
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -113,8 +114,9 @@ def exchange(params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         found = None
     if code == 0 and isinstance(found, dict):
         return {"exchange": found, "problem": ""}
-    why = "no answer within %d s" % params["limit_s"] if code == -14 else last[:300] or "it ended with %d" % code
-    return {"exchange": None, "problem": why}
+    if code == -signal.SIGALRM:
+        return {"exchange": None, "problem": ""}
+    return {"exchange": None, "problem": last[:300] or "it ended with %d" % code}
 
 
 def main() -> None:
@@ -125,7 +127,7 @@ def main() -> None:
             "environment": {"type": "dict", "default": {}},
             "told": {"type": "dict", "default": {}},
             "script": {"type": "str"},
-            "limit_s": {"type": "int", "default": 30},
+            "limit_s": {"type": "int", "default": 60},
         },
         required_one_of=[("job", "python")],
         required_together=[("python", "script")],

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ansible_collections.torchlan.nanochat.plugins.plugin_utils.stages import State, View
 
 
+_SKIP = "-e nanochat_preflight_collective=false skips it; a launch says more"
+
+
 def forecast(view: View, state: State, run: planning.Plan, nodes: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """What a launch would bring, and what it would refuse on the way."""
     settings = view.settings
@@ -95,15 +98,19 @@ def exchanged(view: View, state: State) -> State:
     """What came of the exchange; its speed is the cluster's."""
     causes = [*view.lost("preflight_exchange"), *view.lost("preflight_exchanged")]
     answers = view.of("preflight_exchanged")
-    failed = {host: answer["problem"] for host, answer in answers.items() if not answer.get("exchange")}
     found = {host: answer["exchange"] for host, answer in answers.items() if answer.get("exchange")}
-    if failed and not causes:
-        # one that waits for another says less than one that breaks
-        host = min(failed, key=lambda name: "no answer within" in failed[name] or "timed out" in failed[name].lower())
-        what = f"{host}: a small exchange of all hosts did not work: {failed[host]}"
-        causes += view.weigh(
-            [cause("backend_failed", what, "nanochat_preflight_collective: false skips it", host=host)]
-        )
+    silent = [host for host in answers if host not in found]
+    problems = {host: str(answers[host].get("problem") or "") for host in silent}
+    # one that says that its time is over has waited for another
+    broken = {host: text for host, text in problems.items() if text and "timed out" not in text.lower()}
+    if broken and not causes:
+        host, problem = next(iter(broken.items()))
+        what = f"{host}: a small exchange of all hosts did not work: {problem}"
+        causes += view.weigh([cause("backend_failed", what, _SKIP, host=host)])
+    elif silent:
+        # who is reached by all has no reason to hang: importing torch takes long on a busy host
+        what = f"a small exchange of all hosts had no end in time on {', '.join(silent)}; are they busy?"
+        causes.append(cause("start_timeout", what, _SKIP, weight="warning"))
     elif any(not one["right"] for one in found.values()):
         causes.append(cause("backend_failed", "a small exchange of all hosts gave a wrong sum"))
     elif found:

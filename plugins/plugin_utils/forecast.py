@@ -137,7 +137,8 @@ def notes(plan: planning.Plan, nodes: Nodes) -> Causes:
     }
     named = {host: addresses for host, addresses in loopback.items() if addresses}
     if named and len(plan.hosts) > 1:
-        listed = ", ".join(f"{host} ({nodes[host]['host']['hostname']} is {one[0]})" for host, one in named.items())
+        shown = [f"{host} ({nodes[host]['host']['hostname']} is {one[0]})" for host, one in named.items()]
+        listed = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
         what = f"the own name of {listed} is loopback in /etc/hosts, as Debian writes it; the ranks don't use it"
         causes.append(cause("own_name_loopback", what, weight="note"))
     for host, node in nodes.items():

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _WIDTH = 100
+_MOST_LINKS = 12
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 _HEADLINES = {
     "proven": "PROVEN",
@@ -198,10 +199,8 @@ def preflight(
     plan = state.get("plan") or {}
     if plan and state.get("network"):
         lines += [*layout(plan, report["network"]), ""]
-    measured = state.get("measured") or []
-    if measured:
-        head = ["from", "to", "round trip ms", "Mb/s", "largest packet"]
-        lines += [*table(head, [(one["from"], one["to"], *_numbers(one)) for one in measured]), ""]
+    if state.get("measured"):
+        lines += [*links(state["measured"]), ""]
     together = state.get("collective")
     if together:
         step = f"; a step's exchange would take {together['step_s']:.3g} s" if together["step_s"] else ""
@@ -216,6 +215,20 @@ def preflight(
 def _short_what(entry: Mapping[str, Any]) -> str:
     """The host has its own column."""
     return " ".join(str(entry["what"]).removeprefix(f"{entry['host']}: ").split())
+
+
+def links(measured: list[dict[str, Any]]) -> list[str]:
+    """A line a link; of many, each host's slowest."""
+    shown = measured
+    if len(measured) > _MOST_LINKS:
+        slowest: dict[str, dict[str, Any]] = {}
+        for one in measured:
+            known = slowest.setdefault(one["from"], one)
+            if (one["mbps"] or 0) < (known["mbps"] or 0):
+                slowest[one["from"]] = one
+        shown = list(slowest.values())
+    head = ["from", "to" if shown is measured else "to, the slowest", "round trip ms", "Mb/s", "largest packet"]
+    return table(head, [(one["from"], one["to"], *_numbers(one)) for one in shown])
 
 
 def _numbers(link: Mapping[str, Any]) -> tuple[str, str, int | None]:

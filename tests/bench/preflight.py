@@ -45,7 +45,9 @@ class Bench:
         names = [f"host{number}" for number in range(count)]
         variables = self.lan.create({name: {} for name in names})
         hosts = {name: {"node_rank": rank, **variables[name]} for rank, name in enumerate(names)}
-        (folder / "lan").write_text(json.dumps({"nanochat": {"hosts": hosts, "vars": SETTINGS}}))
+        batch = {"total-batch-size": 1024 * count, "eval-tokens": 1024 * count}
+        group = {"hosts": hosts, "vars": {**SETTINGS, "nanochat_extra_args": batch}}
+        (folder / "lan").write_text(json.dumps({"nanochat": group}))
         collection = folder / "collections/ansible_collections/torchlan/nanochat"
         collection.parent.mkdir(parents=True)
         collection.symlink_to(ROOT)

@@ -397,13 +397,20 @@ def test_an_exchange() -> None:
 
 
 def test_an_exchange_that_breaks() -> None:
-    waits, breaks = "no answer within 30 s", "RuntimeError: Unable to find address for: eth0"
-    for first, second, host in ((waits, breaks, "laptop"), (breaks, waits, "workstation")):
+    waits, breaks = "RuntimeError: Timed out after 58 s", "RuntimeError: Unable to find address for: eth0"
+    for first, second, host in ((waits, breaks, "laptop"), (breaks, "", "workstation")):
         problems = dict(zip(HOSTS, (first, second)))
         state = exchanged({name: {"exchange": None, "problem": text} for name, text in problems.items()})
         (one,) = state["causes"]
         assert (one["code"], one["host"], state["go"]) == ("backend_failed", host, False)
         assert breaks in one["what"]
+
+
+@pytest.mark.parametrize("problem", ["", "RuntimeError: Timed out after 58 s"])
+def test_an_exchange_without_an_end_is_no_refusal(problem: str) -> None:
+    state = exchanged({name: {"exchange": None, "problem": problem} for name in HOSTS})
+    assert [(one["code"], one["weight"]) for one in state["causes"]] == [("start_timeout", "warning")]
+    assert state["go"] and "collective" not in state
 
 
 def test_no_exchange_without_torch_or_where_it_is_not_wanted() -> None:

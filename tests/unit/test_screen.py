@@ -302,6 +302,25 @@ def test_prepare() -> None:
     assert lines[1] == "NOT READY" and lines[4].split() == ["laptop", "c" * 12, "3.11.2", "-", "2", "-"]
 
 
+def test_links_of_a_preflight() -> None:
+    def link(a: int, b: int) -> dict[str, Any]:
+        return {"from": f"n{a}", "to": f"n{b}", "rtt_ms": 0.2, "mbps": 900.0 - 10 * b, "mtu": 1500}
+
+    few = screen.links([link(0, 1), link(1, 0)])
+    assert [line.split() for line in few[1:]] == [
+        ["n0", "n1", "0.20", "890", "1,500"],
+        ["n1", "n0", "0.20", "900", "1,500"],
+    ]
+    many = screen.links([link(a, b) for a in range(5) for b in range(5) if a != b])
+    assert [line.split()[:2] for line in many[1:]] == [
+        ["n0", "n4"],
+        ["n1", "n4"],
+        ["n2", "n4"],
+        ["n3", "n4"],
+        ["n4", "n3"],
+    ]
+
+
 # ---- exit status ----
 
 
