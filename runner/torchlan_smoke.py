@@ -53,13 +53,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--eval-every", type=int, default=-1, help="validation every N steps (-1 = never)")
     add("--eval-tokens", type=int, default=4096)
     add("--save-every", type=int, default=-1, help="checkpoint every N steps (-1 = at the end only)")
+    add("--sample-every", type=int, default=-1, help="rank 0 writes a text every N steps (-1 = never)")
     add("--resume-from-step", type=int, default=-1)
     add("--model-tag", default=None, help="checkpoint folder (default d{depth})")
     unused = parser.add_argument_group("accepted as nanochat accepts them, without effect here")
     unused.add_argument("--window-pattern", default="L")
     unused.add_argument("--core-metric-every", type=int, default=-1)
     unused.add_argument("--core-metric-max-per-task", type=int, default=-1)
-    unused.add_argument("--sample-every", type=int, default=-1)
     for name in ("embedding-lr", "unembedding-lr", "matrix-lr", "scalar-lr", "weight-decay"):
         unused.add_argument("--" + name, type=float, default=0.0)
     for name in ("target-flops", "target-param-data-ratio"):
@@ -70,6 +70,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     tests.add_argument("--fail-rank", type=int, default=0, help="in this rank")
     tests.add_argument("--step-seconds", type=float, default=0.0, help="sleep up to this length of each step")
+    tests.add_argument("--sample-seconds", type=float, default=0.0, help="rank 0 alone takes so long to sample")
+    tests.add_argument("--save-seconds", type=float, default=0.0, help="and so long to save the model")
     return parser.parse_args(argv)
 
 
@@ -134,10 +136,16 @@ class TinyGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.logits(x).view(-1, VOCAB), y.reshape(-1))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
         h = self.tokens(x) + self.places(torch.arange(x.size(1), device=x.device))
         for block in self.blocks:
             h = block(h)
-        return F.cross_entropy(self.head(self.norm(h)).float().view(-1, VOCAB), y.reshape(-1))
+        return self.head(self.norm(h)).float()
+
+    def next_token(self, x: torch.Tensor) -> int:
+        return int(self.logits(x)[0, -1].argmax())
 
 
 # ---- optimizer: Adam whose state is sharded over the ranks ----
@@ -297,9 +305,20 @@ def main(argv: list[str] | None = None) -> None:
             dist.all_reduce(total_nats, op=dist.ReduceOp.AVG)
         return float(total_nats.item()) / math.log(2)
 
+    def sample() -> None:
+        """Greedy, as long as the model has places for."""
+        text = list(row(VAL_ROW, 4))
+        with torch.no_grad():
+            while len(text) < min(32, args.max_seq_len):
+                tokens = torch.tensor([text], device=device)
+                text.append(model.next_token(tokens))
+        time.sleep(args.sample_seconds)
+        print0("Sample: %s" % bytes(text).decode("ascii", "replace"))
+
     def save() -> None:
         os.makedirs(folder, exist_ok=True)
         if rank == 0:
+            time.sleep(args.save_seconds)
             torch.save(model.state_dict(), os.path.join(folder, "model_%06d.pt" % step))
             meta = {
                 "step": step,
@@ -327,6 +346,8 @@ def main(argv: list[str] | None = None) -> None:
         if args.eval_every > 0 and (last or step % args.eval_every == 0):
             val_bpb = validate()
             print0("Step %05d | Validation bpb: %.6f" % (step, val_bpb))
+        if rank == 0 and args.sample_every > 0 and (last or (step > first_step and step % args.sample_every == 0)):
+            sample()
         if last or (step > first_step and args.save_every > 0 and step % args.save_every == 0):
             save()
         if args.fail_at_step == step and args.fail_rank == rank:

@@ -27,9 +27,8 @@ _HELPER_WORDS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
     "multiprocessing.spawn",
-    "torchlan_runner.guard",
-    "torchlan_runner/guard",
 )
+_GUARD = "from torchlan_runner.guard import"  # how runner/torchlan_runner/ward.py starts it
 
 
 @dataclass(frozen=True)
@@ -197,6 +196,8 @@ def _role(process: Process, parent: Process | None) -> str:
         if (parent and parent.rank is not None) or any(word in command for word in _HELPER_WORDS):
             return "helper"
         return "worker"
+    if any(_GUARD in arg for arg in process.argv[:6]):
+        return "guard"
     if _is_agent(process.argv):
         return "helper" if parent and _is_agent(parent.argv) else "agent"
     program = os.path.basename(process.argv[0]) if process.argv else ""

@@ -158,7 +158,9 @@ def other_runs(base_dir: str, exclude: str, attempt: str | None = None) -> list[
 
 
 def boot_id() -> str:
-    return (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
+    """Another one after each start of this host. In a container only the start of its first process tells."""
+    first = (read_text("/proc/1/stat") or "").rpartition(")")[2].split()
+    return (read_text("/proc/sys/kernel/random/boot_id") or "").strip() + "".join(first[19:20] and ["-" + first[19]])
 
 
 def read_text(path: str, limit: int = 1024 * 1024) -> str | None:
@@ -269,7 +271,7 @@ def _state(
         return "alive"
     if exit_code is None and roles and set(roles) == {"session"} and _just_started(record):
         return "alive"
-    leftovers = [process for process in found if process.role != "session"]
+    leftovers = [process for process in found if process.role not in ("session", "guard")]
     if leftovers or (found and exit_code is None):
         return "half_alive"
     if exit_code == 0:

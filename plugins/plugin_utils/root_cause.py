@@ -24,6 +24,7 @@ _CLOCKS_S = 30.0
 _VAGUE = frozenset(("exception", "rank_died", "peer_lost", "not_proven", "rank_missing", "store_lost"))
 _OF_RANK = re.compile(r"^\[(?:default|rank)?(\d+)\]: ?(.*)$")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$")
+_ENDED_BY_GUARD = 79  # ENDED_CODE of the runner
 _SHOWN = 400
 _LINES = 8
 
@@ -49,12 +50,14 @@ def explain(
     clock = _Clock(nodes)
     found = [finding for rank, beat in sorted(beats.items()) for finding in _of_beat(rank, beat, clock)]
     spoken = {finding.cause["rank"] for finding in found}
+    # Of a rank that its guard ended, the table only repeats what the guard has told.
+    spoken |= {rank for rank, beat in beats.items() if any(map(_is_sure, beat.get("causes") or []))}
     for host, node in nodes.items():
         ended = node["run"].get("evidence") or {}
         found += [
             _of_failure(host, failure, ended, clock)
             for failure in ended.get("failures", [])
-            if failure["rank"] not in spoken
+            if failure["rank"] not in spoken and failure["exit_code"] != _ENDED_BY_GUARD
         ]
     kept = [entry for entry in told if entry["code"] not in _VAGUE or not found]
     if not any(not finding.consequence for finding in found) and not any(_is_error(entry) for entry in kept):
@@ -89,6 +92,10 @@ def last_words(nodes: Mapping[str, Mapping[str, Any]], causes: list[dict[str, An
 
 def _is_error(entry: Mapping[str, Any]) -> bool:
     return bool(entry["weight"] == "error")
+
+
+def _is_sure(entry: Mapping[str, Any]) -> bool:
+    return _is_error(entry) and entry["code"] not in _VAGUE
 
 
 def _once(found: list[Finding], kept: list[dict[str, Any]]) -> list[Finding]:

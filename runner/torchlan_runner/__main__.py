@@ -10,74 +10,14 @@ import os
 import runpy
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
-from torchlan_runner.agree import Board, Ended, agree, open_board
+from torchlan_runner.agree import Ended, agree, open_board
 from torchlan_runner.beat import Beat, write_atomically
-from torchlan_runner.cluster import FINAL, compose
-from torchlan_runner.plan import EXIT_CODE, Plan, PlanError, cause, read_plan, script_and_args, warn
-from torchlan_runner.sigterm import ended_by_sigterm
-from torchlan_runner.transport import Receiver, Sender
-
-LAST_BEATS = 3.0  # seconds that rank 0 waits for the last beats of the others
-
-
-class Reporter:
-    """Carries beats to rank 0, where they become cluster.json."""
-
-    def __init__(self, beat: Beat) -> None:
-        self.beat, self.plan = beat, beat.plan
-        self.receiver: Receiver | None = None
-        self.sender: Sender | None = None
-        self._lock = threading.Lock()
-        if self.plan.rank == 0:
-            beat.listeners.append(self.write_cluster)
-            try:
-                self.receiver = Receiver(self.plan.address or "127.0.0.1", self.plan.run_id)
-                beat.ignored_ports.add(self.receiver.port)
-            except OSError as error:
-                beat.say_once("beats of the other ranks can't be received on %s: %s" % (self.plan.address, error))
-
-    def publish(self, board: Board) -> None:
-        if self.receiver is not None:
-            board.put("beats", self.receiver.where())
-
-    def connect(self, board: Board) -> None:
-        """For the other ranks: as soon as rank 0 has said where."""
-        if self.plan.rank != 0 and self.sender is None and board.has(["beats"]):
-            self.sender = Sender(board.get("beats"), self.plan.run_id, self.plan.rank, self.beat.ignored_ports.add)
-            self.beat.listeners.append(self.send)
-
-    def send(self, beat: dict[str, Any]) -> None:
-        if self.sender is not None:
-            self.sender.send(beat, hurry=beat["state"] in FINAL)
-
-    def write_cluster(self, beat: dict[str, Any]) -> None:
-        if not self.plan.run_dir:
-            return
-        with self._lock:
-            beats = dict(self.receiver.beats) if self.receiver else {}
-            beats[0] = beat
-            gone = dict(self.receiver.gone) if self.receiver else {}
-            picture = compose(self.plan, beats, gone, beat["state"] in FINAL)
-            write_atomically(os.path.join(self.plan.run_dir, "cluster.json"), json.dumps(picture))
-
-    def close(self) -> None:
-        """After this rank's last beat: rank 0 waits a moment for the others', then writes the final picture."""
-        if self.sender is not None:
-            self.sender.close()
-        if self.receiver is not None and self.plan.rank == 0:
-            deadline = time.monotonic() + LAST_BEATS
-            others = range(1, self.plan.env_world_size)
-            while time.monotonic() < deadline:
-                beats, gone = self.receiver.beats, self.receiver.gone
-                if all(rank in gone or (beats.get(rank) or {}).get("state") in FINAL for rank in others):
-                    break
-                time.sleep(0.05)
-            self.beat.publish()
-            self.receiver.close()
+from torchlan_runner.plan import ENDED_CODE, EXIT_CODE, Plan, PlanError, cause, read_plan, script_and_args, warn
+from torchlan_runner.sigterm import ended_by_signal
+from torchlan_runner.ward import Ward
 
 
 def main() -> None:
@@ -88,25 +28,25 @@ def main() -> None:
         warn(str(error))
         sys.exit(EXIT_CODE)
     beat = Beat(plan)
-    reporter = Reporter(beat)
     beat.start()
-    ended_by_sigterm(lambda: _stopped(beat, reporter))
+    ward = Ward(beat, lambda reason: _ended(beat, reason))
+    ended_by_signal(lambda number: _stopped(beat, number))
     try:
         import torch.distributed  # noqa: F401  (a second or more: the beat goes on meanwhile)
         from torch.distributed.elastic.multiprocessing.errors import record
     except BaseException as error:
-        _end(beat, reporter, "failed", 1, error)
+        _end(beat, "failed", 1, error)
         raise
-    record(_run)(beat, reporter, script, args)
+    record(_run)(beat, ward, script, args)
 
 
-def _run(beat: Beat, reporter: Reporter, script: str, args: list[str]) -> None:
+def _run(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
     try:
-        _prepare(beat, reporter, script, args)
+        _prepare(beat, ward, script, args)
     except Ended as ended:
-        _refuse(beat, reporter, ended)
+        _refuse(beat, ended)
     except Exception as error:
-        _end(beat, reporter, "failed", 1, error)
+        _end(beat, "failed", 1, error)
         raise
     code: Any = 0
     try:
@@ -116,15 +56,15 @@ def _run(beat: Beat, reporter: Reporter, script: str, args: list[str]) -> None:
     except SystemExit as error:
         code = error.code
         number = code if isinstance(code, int) else 0 if code is None else 1
-        _end(beat, reporter, "failed" if number else "finished", number, None if not isinstance(code, str) else error)
+        _end(beat, "failed" if number else "finished", number, None if not isinstance(code, str) else error)
         raise
     except BaseException as error:
-        _end(beat, reporter, "failed", 130 if isinstance(error, KeyboardInterrupt) else 1, error)
+        _end(beat, "failed", 130 if isinstance(error, KeyboardInterrupt) else 1, error)
         raise
-    _end(beat, reporter, "finished", 0, None)
+    _end(beat, "finished", 0, None)
 
 
-def _prepare(beat: Beat, reporter: Reporter, script: str, args: list[str]) -> None:
+def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
     from torchlan_runner import backend, compat, facts, links, steps
 
     plan = beat.plan
@@ -135,15 +75,15 @@ def _prepare(beat: Beat, reporter: Reporter, script: str, args: list[str]) -> No
         measured = facts.measure(plan, script, args, os.environ)
         try:
             board = open_board(plan, os.environ)
-            reporter.publish(board)
+            ward.publish(board)
             if own and plan.env_world_size == 1:
                 board.end(own)
-            beat.causes.extend(agree(board, measured, os.getpid(), lambda: reporter.connect(board)))
+            beat.causes.extend(agree(board, measured, os.getpid(), lambda: ward.connect(board)))
             if own:
                 board.end(own)
             deadline = time.monotonic() + 2
-            while plan.rank != 0 and reporter.sender is None and time.monotonic() < deadline:
-                reporter.connect(board)
+            while ward.where is None and time.monotonic() < deadline:
+                ward.connect(board)
                 time.sleep(0.02)
             beat.set_state("connecting")
             links.check_links(board, plan)
@@ -210,7 +150,7 @@ def _store_cause(plan: Plan, error: BaseException) -> dict[str, Any]:
     )
 
 
-def _refuse(beat: Beat, reporter: Reporter, ended: Ended) -> None:
+def _refuse(beat: Beat, ended: Ended) -> None:
     """This start is over for every rank: say why in every log, in torchrun's failure table, in the beat."""
     plan = beat.plan
     lines = ["rank %d on %s: this start is over, nothing was trained." % (plan.rank, plan.host)]
@@ -229,11 +169,11 @@ def _refuse(beat: Beat, reporter: Reporter, ended: Ended) -> None:
         except OSError:
             pass
     beat.causes.extend(entry for entry in ended.causes if entry not in beat.causes)
-    _end(beat, reporter, "failed", EXIT_CODE, None)
+    _end(beat, "failed", EXIT_CODE, None)
     sys.exit(EXIT_CODE)
 
 
-def _end(beat: Beat, reporter: Reporter, state: str, code: int, error: BaseException | None) -> None:
+def _end(beat: Beat, state: str, code: int, error: BaseException | None) -> None:
     try:
         beat.sample_sockets()
         if error is not None:
@@ -243,16 +183,31 @@ def _end(beat: Beat, reporter: Reporter, state: str, code: int, error: BaseExcep
         except (OSError, ValueError):
             pass
         beat.finish(state, code)
-        reporter.close()
     except Exception as problem:
         warn("last beat: %s: %s" % (type(problem).__name__, problem))
 
 
-def _stopped(beat: Beat, reporter: Reporter) -> None:
+def _stopped(beat: Beat, number: int) -> None:
+    """By a signal: what stop.yml ends has its reason in a file; else it was somebody else."""
+    plan = beat.plan
+    asked = plan.run_dir is not None and os.path.exists(os.path.join(plan.run_dir, "stopped"))
+    what = "rank %d on %s was told to end (%s)" % (plan.rank, plan.host, signal.Signals(number).name)
+    fix = "nothing to do if you ended it; else: was tmux or torchrun ended on %s, did that host shut down?" % plan.host
+    weight = "note" if asked else "error"
+    beat.causes.append(cause("ended_from_outside", what, fix, host=plan.host, rank=plan.rank, weight=weight))
     beat.sample_sockets()
-    beat.finish("stopped", 128 + signal.SIGTERM)
-    if reporter.sender is not None:
-        reporter.sender.close()
+    beat.finish("stopped", 128 + number)
+
+
+def _ended(beat: Beat, reason: dict[str, Any]) -> None:
+    """The guard says that the run is over. The main thread may be in a collective that never returns."""
+    if reason not in beat.causes:
+        beat.causes.append(reason)
+    try:
+        beat.finish("failed" if reason["weight"] == "error" else "stopped", ENDED_CODE)
+        sys.stdout.flush()
+    finally:
+        os._exit(ENDED_CODE)
 
 
 if __name__ == "__main__":

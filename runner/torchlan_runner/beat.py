@@ -1,7 +1,7 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of this rank, written about once a second to beats/rank-N.json, and offered to rank 0.
+"""The state of this rank, written about once a second to beats/rank-N.json, and told to its guard.
 
 Nothing here may ever end or slow the training: errors are said once and swallowed.
 """
@@ -56,7 +56,6 @@ class Beat:
         self.boot_id = _boot_id()
         self.started = time.time()
         self.listeners: list[Callable[[dict[str, Any]], None]] = []  # called by the thread with every beat
-        self.ignored_ports: set[int] = set()  # our own transport, which is no proof of training
         self._sockets: dict[tuple[str, str], dict[str, Any]] = {}
         self._sampled = 0.0
         self._wake = threading.Event()
@@ -222,8 +221,6 @@ class Beat:
     def _use(self, local_port: int, remote_port: int) -> str:
         if self.plan.master_port in (local_port, remote_port):
             return "store"
-        if self.ignored_ports & {local_port, remote_port}:
-            return "beat"
         return "peer"
 
 

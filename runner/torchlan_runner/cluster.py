@@ -12,8 +12,6 @@ from typing import Any
 
 from torchlan_runner.plan import Plan, cause
 
-LOST_AFTER = 5.0  # seconds: a sender that timed out connects again sooner
-FINAL = ("finished", "failed", "stopped")
 # What a rank says when another one went away: a consequence, not the cause.
 _PEER_LOST = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|connection refused|socket closed|"
@@ -33,9 +31,9 @@ def is_consequence(error: Mapping[str, Any]) -> bool:
 
 
 def compose(
-    plan: Plan, beats: Mapping[int, Mapping[str, Any]], gone: Mapping[int, float], ended: bool = False
+    plan: Plan, beats: Mapping[int, Mapping[str, Any]], reason: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The whole picture. `gone`: ranks whose connection closed, and when. `ended`: rank 0 is about to exit."""
+    """The whole picture. `reason`: why the guards have ended the run."""
     ranks: list[dict[str, Any]] = []
     for rank in range(max(plan.world_size, plan.env_world_size)):
         if rank in beats:
@@ -51,7 +49,7 @@ def compose(
         "time": time.time(),
         "world_size": plan.env_world_size,
         "ranks": ranks,
-        "causes": collect_causes(ranks, gone, equal, ended),
+        "causes": collect_causes(ranks, equal, reason),
         "agreed": all(rank.get("agreed") for rank in ranks),
         "equal_parameters": {name: equal[name] for name in ("step", "equal")} if equal else None,
     }
@@ -74,34 +72,36 @@ def equal_parameters(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def collect_causes(
-    ranks: list[dict[str, Any]], gone: Mapping[int, float], equal: Mapping[str, Any] | None, ended: bool
+    ranks: list[dict[str, Any]], equal: Mapping[str, Any] | None, reason: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
+    """What ranks and guards say, each thing once: first what can be the cause of the rest."""
     found: list[dict[str, Any]] = []
-    for rank in ranks:  # what the ranks themselves say, each once
-        for entry in rank.get("causes") or []:
-            if entry not in found:
-                found.append(entry)
-    first: list[dict[str, Any]] = []
-    later: list[dict[str, Any]] = []
-    for rank in ranks:
-        error = rank.get("error")
-        if error and not rank.get("causes_said"):
-            (later if is_consequence(error) else first).append(rank)
-    known = {(entry["code"], entry["rank"]) for entry in found}
-    for rank in sorted(first, key=lambda r: r["error"]["time"]):
-        entry = error_cause(rank)
-        if (entry["code"], entry["rank"]) not in known:
-            found.append(entry)
-    for rank in ranks:
-        closed = gone.get(rank["rank"])
-        if closed is not None and rank.get("state") not in FINAL and (ended or time.time() - closed > LOST_AFTER):
-            found.append(lost_cause(rank, gone[rank["rank"]]))
-    others = bool(found)
-    for rank in sorted(later, key=lambda r: r["error"]["time"]):
-        found.append(peer_lost_cause(rank, "warning" if others else "error"))
+    signals: list[dict[str, Any]] = []
+
+    def add(entry: Mapping[str, Any]) -> None:
+        if not any((one["code"], one["rank"], one["host"]) == (entry["code"], entry["rank"], entry["host"])
+                   for one in found if entry["rank"] is not None or one == entry):  # fmt: skip
+            found.append(dict(entry))
+
+    errors = [rank for rank in ranks if rank.get("error")]
+    errors.sort(key=lambda rank: rank["error"]["time"])
+    for rank in errors:
+        if not is_consequence(rank["error"]):
+            add(error_cause(rank))
+    for entry in [*([reason] if reason else []), *(entry for rank in ranks for entry in rank.get("causes") or [])]:
+        if entry["code"] == "ended_from_outside":
+            signals.append(dict(entry))
+        else:
+            add(entry)
+    others = any(entry["weight"] == "error" for entry in found)
+    for rank in errors:
+        if is_consequence(rank["error"]):
+            add(peer_lost_cause(rank, "warning" if others else "error"))
+    for entry in signals:  # torchrun ends its other workers when one has failed
+        add(dict(entry, weight="note") if others else entry)
     for rank in ranks:
         code = rank.get("exit_code")
-        if code and not rank.get("error") and not any(entry["rank"] == rank["rank"] for entry in found) and not others:
+        if code and not rank.get("error") and not found:
             found.append(
                 cause(
                     "rank_died",
@@ -137,25 +137,6 @@ def peer_lost_cause(rank: Mapping[str, Any], weight: str) -> dict[str, Any]:
         host=rank.get("host"),
         rank=rank["rank"],
         weight=weight,
-    )
-
-
-def lost_cause(rank: Mapping[str, Any], when: float) -> dict[str, Any]:
-    return cause(
-        "rank_died",
-        "rank %s on %s (pid %s) ended without a word in state %s at step %s, its connection closed at %s"
-        % (
-            rank["rank"],
-            rank.get("host"),
-            rank.get("pid"),
-            rank.get("state"),
-            rank.get("step"),
-            time.strftime("%H:%M:%S", time.localtime(when)),
-        ),
-        "it was killed, or its host went down: look at train.log and the kernel log (out of memory?) on %s"
-        % rank.get("host"),
-        host=rank.get("host"),
-        rank=rank["rank"],
     )
 
 

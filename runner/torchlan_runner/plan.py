@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EXIT_CODE = 78  # this start was refused by the runner itself (EX_CONFIG), the script never ran
+ENDED_CODE = 79  # the guard ended this rank, because the run is over
 
 
 class PlanError(Exception):

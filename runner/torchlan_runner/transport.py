@@ -1,148 +1,253 @@
 # Copyright (c) 2026, torchlan contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Beats of all ranks to rank 0 over plain TCP: the store is for start-up only (its calls ignore timeouts).
+"""Between guards: one JSON object a line over plain TCP, rank 0 in the middle. Nothing here ever blocks.
 
-In a module of its own because a separate guard process is to take it over.
+torchrun's store is for start-up only: with a dead link its calls ignore their timeouts.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import secrets
-import selectors
 import socket
-import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any
 
-TIMEOUT = 1.0
-RETRY = 2.0
+from torchlan_runner.sockets import parse_info
+
 MAX_LINE = 1 << 20
+WAITING = 1 << 16  # with so many bytes unsent, what can be said again later is left out
+RETRY = 1.0
+CONNECT = 2.0
+LOST = 2  # so often doubled, the kernel's time between two tries says that nothing gets through
 
 
-class Receiver:
-    """Rank 0's end. Keeps the newest beat of every rank, and when its connection ended."""
+class Lines:
+    """One connection."""
 
-    def __init__(self, address: str, run_id: str) -> None:
-        self.run_id = run_id
-        self.token = secrets.token_hex(8)
-        self.beats: dict[int, dict[str, Any]] = {}
-        self.gone: dict[int, float] = {}  # rank -> when its connection closed
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        self._listener.bind((address, 0))
-        self._listener.listen(256)
-        self._listener.setblocking(False)
-        self.address, self.port = address, self._listener.getsockname()[1]
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="torchlan-receive", daemon=True)
-        self._thread.start()
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.open = True
+        self._in = b""
+        self._out = b""
 
-    def where(self) -> dict[str, Any]:
-        return {"address": self.address, "port": self.port, "token": self.token}
+    def fileno(self) -> int:
+        return self.socket.fileno()
 
-    def close(self) -> None:
-        self._stop = True
-        self._thread.join(1)
+    @property
+    def waiting(self) -> bool:
+        return self.open and bool(self._out)
 
-    def _run(self) -> None:
-        pending: dict[int, bytes] = {}
-        ranks: dict[int, int] = {}
-        while not self._stop:
-            for key, _events in self._selector.select(0.25):
-                if key.fileobj is self._listener:
-                    try:
-                        connection, _peer = self._listener.accept()
-                    except OSError:
-                        continue
-                    connection.setblocking(False)
-                    pending[connection.fileno()] = b""
-                    self._selector.register(connection, selectors.EVENT_READ)
-                    continue
-                connection = key.fileobj  # type: ignore[assignment]
-                number = connection.fileno()
-                try:
-                    data = connection.recv(1 << 16)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    data = b""
-                lines = (pending[number] + data).split(b"\n")
-                pending[number] = lines.pop()
-                good = True
-                for line in lines:
-                    good = (not line or self._take(line, number, ranks)) and good
-                if not data or not good or len(pending[number]) > MAX_LINE:
-                    if number in ranks:
-                        self.gone[ranks.pop(number)] = time.time()
-                    del pending[number]
-                    self._selector.unregister(connection)
-                    connection.close()
+    def send(self, message: Mapping[str, Any], must: bool = False) -> None:
+        if self.open and (must or len(self._out) < WAITING):
+            self._out += json.dumps(message).encode("utf-8") + b"\n"
+            self.flush()
 
-    def _take(self, line: bytes, number: int, ranks: dict[int, int]) -> bool:
-        try:
-            message = json.loads(line.decode("utf-8"))
-            if number not in ranks:  # the first line says who it is
-                if message.get("token") != self.token or message.get("run") != self.run_id:
-                    return False
-                ranks[number] = int(message["rank"])
-                self.gone.pop(ranks[number], None)
-            else:
-                self.beats[ranks[number]] = message
-            return True
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return False
-
-
-class Sender:
-    """The other ranks' end: sends each beat, drops what can't be sent, connects again."""
-
-    def __init__(
-        self, where: Mapping[str, Any], run_id: str, rank: int, connected: Callable[[int], None] = lambda port: None
-    ) -> None:
-        self.where, self.run_id, self.rank = dict(where), run_id, rank
-        self._connected = connected
-        self._socket: socket.socket | None = None
-        self._retry_at = 0.0
-        self._lock = threading.Lock()
-
-    def send(self, beat: Mapping[str, Any], hurry: bool = False) -> bool:
-        with self._lock:
-            data = (json.dumps(beat) + "\n").encode("utf-8")
-            for _attempt in range(2 if hurry else 1):
-                try:
-                    if self._socket is None:
-                        if time.monotonic() < self._retry_at and not hurry:
-                            return False
-                        self._connect()
-                    assert self._socket is not None
-                    self._socket.sendall(data)
-                    return True
-                except OSError:
-                    self._drop()
-            return False
-
-    def close(self) -> None:
-        with self._lock:
-            self._drop()
-
-    def _connect(self) -> None:
-        self._socket = socket.create_connection((self.where["address"], self.where["port"]), TIMEOUT)
-        self._socket.settimeout(TIMEOUT)
-        self._connected(self._socket.getsockname()[1])
-        hello = {"token": self.where["token"], "run": self.run_id, "rank": self.rank, "pid": os.getpid()}
-        self._socket.sendall((json.dumps(hello) + "\n").encode("utf-8"))
-
-    def _drop(self) -> None:
-        self._retry_at = time.monotonic() + RETRY
-        if self._socket is not None:
+    def flush(self) -> None:
+        while self._out and self.open:
             try:
-                self._socket.close()
+                self._out = self._out[self.socket.send(self._out) :]
+            except (BlockingIOError, InterruptedError):
+                return
             except OSError:
-                pass
-            self._socket = None
+                self.close()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages that have come; afterwards C(open) is false when that was all."""
+        found: list[dict[str, Any]] = []
+        while self.open:
+            try:
+                data = self.socket.recv(1 << 16)
+            except (BlockingIOError, InterruptedError):
+                return found
+            except OSError:
+                data = b""
+            lines = (self._in + data).split(b"\n")
+            self._in = lines.pop()
+            for line in lines:
+                try:
+                    message = json.loads(line.decode("utf-8"))
+                except ValueError:
+                    message = None
+                if isinstance(message, dict):
+                    found.append(message)
+                else:
+                    data = b""
+            if not data or len(self._in) > MAX_LINE:
+                self.close()
+        return found
+
+    def unanswered(self) -> bool:
+        """Whether the other host's kernel does not even acknowledge what was sent."""
+        try:
+            info = parse_info(self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+        except OSError:
+            return True
+        return bool(info.get("unacked")) and info.get("backoff", 0) >= LOST
+
+    def close(self) -> None:
+        self.open = False
+        self.socket.close()
+
+
+class Members:
+    """Rank 0's end: whoever says the token is a member, known by its rank."""
+
+    def __init__(self, listener: socket.socket, token: str, run_id: str) -> None:
+        listener.setblocking(False)
+        self.listener, self.token, self.run_id = listener, token, run_id
+        self.lines: dict[int, Lines] = {}
+        self._strangers: list[Lines] = []
+
+    def readers(self) -> list[Any]:
+        return [self.listener, *self._strangers, *self.lines.values()]
+
+    def writers(self) -> list[Any]:
+        return [line for line in self.lines.values() if line.waiting]
+
+    def receive(self) -> list[tuple[int, dict[str, Any]]]:
+        self._accept()
+        found: list[tuple[int, dict[str, Any]]] = []
+        for line in list(self._strangers):
+            messages = line.receive()
+            if messages:
+                self._strangers.remove(line)
+                rank = self._rank(messages[0])
+                if rank is None:
+                    line.close()
+                    continue
+                if rank in self.lines:
+                    self.lines[rank].close()
+                self.lines[rank] = line
+                found.extend((rank, message) for message in messages)
+            elif not line.open:
+                self._strangers.remove(line)
+        for rank, line in list(self.lines.items()):
+            found.extend((rank, message) for message in line.receive())
+            if not line.open:
+                del self.lines[rank]
+        return found
+
+    def send(self, message: Mapping[str, Any], must: bool = False) -> None:
+        for line in list(self.lines.values()):
+            line.send(message, must)
+
+    def flush(self) -> None:
+        for line in self.lines.values():
+            line.flush()
+
+    def unanswered(self, rank: int) -> bool:
+        return rank not in self.lines or self.lines[rank].unanswered()
+
+    def close(self) -> None:
+        for line in (*self._strangers, *self.lines.values()):
+            line.close()
+        self.listener.close()
+
+    def _accept(self) -> None:
+        while len(self._strangers) < 256:
+            try:
+                connection, _peer = self.listener.accept()
+            except OSError:
+                return
+            self._strangers.append(Lines(connection))
+
+    def _rank(self, hello: Mapping[str, Any]) -> int | None:
+        rank = hello.get("rank")
+        good = hello.get("token") == self.token and hello.get("run") == self.run_id and isinstance(rank, int)
+        return rank if good else None
+
+
+class Link:
+    """The other ranks' end: connects, and connects again."""
+
+    def __init__(self, where: Mapping[str, Any], run_id: str, rank: int) -> None:
+        self.where = dict(where)
+        self._hello = {"token": where["token"], "run": run_id, "rank": rank, "pid": os.getpid()}
+        self._line: Lines | None = None
+        self._joined = False
+        self._try_at = 0.0
+        self.refused_since: float | None = None  # nobody listens there any more, by time.monotonic()
+
+    @property
+    def joined(self) -> bool:
+        return self._line is not None and self._joined and self._line.open
+
+    def readers(self) -> list[Any]:
+        return [self._line] if self._line is not None and self.joined else []
+
+    def writers(self) -> list[Any]:
+        return [self._line] if self._line is not None and (not self._joined or self._line.waiting) else []
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What has come; (re)connects when there is no connection."""
+        if self._line is None:
+            self._begin()
+        elif not self._joined:
+            self._finish()
+        if self._line is None or not self._joined:
+            return []
+        found = self._line.receive()
+        if found:
+            self.refused_since = None
+        if not self._line.open:
+            self._failed(errno.ECONNRESET)
+        return found
+
+    def send(self, message: Mapping[str, Any], must: bool = False) -> None:
+        if self._line is not None and self._joined:
+            self._line.send(message, must)
+
+    def flush(self) -> None:
+        if self._line is not None and self._joined:
+            self._line.flush()
+
+    def unanswered(self) -> bool:
+        return self._line is None or not self._joined or self._line.unanswered()
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+
+    def _begin(self) -> None:
+        if time.monotonic() < self._try_at:
+            return
+        family = socket.AF_INET6 if ":" in self.where["address"] else socket.AF_INET
+        self._line, self._joined = Lines(socket.socket(family, socket.SOCK_STREAM)), False
+        self._try_at = time.monotonic() + CONNECT
+        code = self._line.socket.connect_ex((self.where["address"], self.where["port"]))
+        if code not in (0, errno.EINPROGRESS):
+            self._failed(code)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        line = self._line
+        if line is None:
+            return
+        code = line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._failed(code)
+            return
+        try:
+            line.socket.getpeername()
+        except OSError:  # not yet
+            if time.monotonic() > self._try_at:
+                self._failed(errno.ETIMEDOUT)
+            return
+        self._joined = True
+        line.send(self._hello, must=True)
+
+    def _failed(self, code: int) -> None:
+        if code in (errno.ECONNREFUSED, errno.ECONNRESET):
+            self.refused_since = self.refused_since or time.monotonic()
+        else:
+            self.refused_since = None
+        if self._line is not None:
+            self._line.close()
+        self._line, self._joined = None, False
+        self._try_at = time.monotonic() + RETRY

@@ -25,6 +25,8 @@ def test_alive_is_left_alone(cluster: Cluster, run: str) -> None:
 
 def test_half_alive_and_relaunch(cluster: Cluster, run: str) -> None:
     assert cluster.playbook("launch", run=run).status == 0
+    guard = next(one["pid"] for one in cluster.processes("laptop", run) if "torchlan_runner.guard" in str(one["argv"]))
+    cluster.kill("laptop", guard, signal="STOP")  # or it would end the whole run
     cluster.kill("laptop", cluster.agent("laptop", run))  # its worker trains on, an orphan
     before = cluster.pids(run)
     assert all(before.values())

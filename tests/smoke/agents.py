@@ -146,7 +146,7 @@ class Cluster:
     def _popen(self, key: int, command: list[str], env: dict[str, str], cwd: str | None) -> None:
         directory = self.node_dir(key)
         directory.mkdir(parents=True, exist_ok=True)
-        with open(directory / "train.log", "wb") as log:
+        with open(directory / "train.log", "ab") as log:
             self.started[key] = subprocess.Popen(
                 command,
                 env=env,

@@ -154,6 +154,16 @@ def test_what_the_guard_said_is_the_cause_and_not_what_it_did() -> None:
     assert summary(found) == [("error", "start_timeout", "laptop", 1), ("note", "note", None, None)]
 
 
+def test_a_rank_that_its_guard_ended_repeats_only_the_reason() -> None:
+    reason = cause("rank_frozen", "rank 1 on laptop stands still", host="laptop", rank=1)
+    runs = {
+        "workstation": broken(table(0, 79, traceback="ended with the run: rank_frozen: rank 1 on laptop stands still")),
+        "laptop": broken(table(1, -9, traceback="rank_frozen: rank 1 on laptop stands still")),
+    }
+    beats = [beat(rank, state="failed", exit_code=79, causes=[reason]) for rank in (0, 1)]
+    assert summary(explained(runs, beats, [reason])) == [("error", "rank_frozen", "laptop", 1)]
+
+
 def test_a_told_cause_that_only_repeats_is_said_once_and_better() -> None:
     told = [
         cause("exception", "rank 1: OSError", host="laptop", rank=1),

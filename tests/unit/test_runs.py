@@ -214,9 +214,17 @@ def test_orphans_are_half_alive(lab: Lab) -> None:
 def test_known_helpers_are_no_trainers_without_a_parent_too(lab: Lab) -> None:
     folder = lab.make()
     env = {**os.environ, "TORCHLAN_RUN_DIR": str(folder), "RANK": "0"}
-    lab.child([sys.executable, "-c", "import time; time.sleep(300) # torchlan_runner.guard"], env)
+    lab.child([sys.executable, "-c", "import time; time.sleep(300) # torch._inductor.compile_worker"], env)
     eventually(lambda: roles(lab) == ["helper"])
     assert look(lab)["state"] == "half_alive"
+
+
+def test_a_guard_that_is_still_leaving_is_no_leftover(lab: Lab) -> None:
+    folder = lab.make(exit_code="0")
+    env = {**os.environ, "TORCHLAN_RUN_DIR": str(folder)}
+    lab.child([sys.executable, "-c", "import time; time.sleep(300) # from torchlan_runner.guard import main"], env)
+    eventually(lambda: roles(lab) == ["guard"])
+    assert look(lab)["state"] == "finished"
 
 
 def test_leftovers_beside_an_exit_code(lab: Lab) -> None:
