@@ -104,8 +104,8 @@ def exchanged(view: View, state: State) -> State:
     # one that says that its time is over has waited for another
     broken = {host: text for host, text in problems.items() if text and "timed out" not in text.lower()}
     if broken and not causes:
-        host, problem = next(iter(broken.items()))
-        what = f"{host}: a small exchange of all hosts did not work: {problem}"
+        host = min(broken, key=lambda name: "peer" in broken[name])  # who lost a peer is not the first
+        what = f"{host}: a small exchange of all hosts did not work: {broken[host]}"
         causes += view.weigh([cause("backend_failed", what, _SKIP, host=host)])
     elif silent:
         # who is reached by all has no reason to hang: importing torch takes long on a busy host

@@ -398,7 +398,8 @@ def test_an_exchange() -> None:
 
 def test_an_exchange_that_breaks() -> None:
     waits, breaks = "RuntimeError: Timed out after 58 s", "RuntimeError: Unable to find address for: eth0"
-    for first, second, host in ((waits, breaks, "laptop"), (breaks, "", "workstation")):
+    lost = "RuntimeError: Connection closed by peer [192.0.2.37]:40000"
+    for first, second, host in ((waits, breaks, "laptop"), (breaks, "", "workstation"), (lost, breaks, "laptop")):
         problems = dict(zip(HOSTS, (first, second)))
         state = exchanged({name: {"exchange": None, "problem": text} for name, text in problems.items()})
         (one,) = state["causes"]

@@ -23,8 +23,10 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils import (
     checkout_state,
     data,
     host,
+    leftovers,
     limits,
     paths,
+    session,
     software,
 )
 from ansible_collections.torchlan.nanochat.plugins.modules import node_info
@@ -471,6 +473,55 @@ def test_through_ansible_in_check_mode_and_a_link_to_itself(tmp_path: Path) -> N
     result = ansible("link_probe", {"peers": peers}, "--check")
     assert result["links"]["itself"][0]["interface"] == "lo"
     assert result["unreached"] == {"itself": []}
+
+
+def test_trainers_that_nobody_ends(tmp_path: Path) -> None:
+    """One that torchrun's environment gives away, one of the collection, and a program like any other."""
+    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    launched = {"RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    ours = {**launched, "TORCHLAN_RUN_DIR": f"{tmp_path}/runs/x/attempts/1/node-0"}
+    processes = [
+        subprocess.Popen(sleeps, env={**os.environ, **more}, stdout=subprocess.PIPE) for more in (launched, ours, {})
+    ]
+    try:
+        for process in processes:
+            assert process.stdout and process.stdout.readline()
+        mine = {process.pid for process in processes}
+        found = [entry for entry in leftovers.trainers() if entry["pid"] in mine]
+        (one,) = found
+        assert one["pid"] == processes[0].pid and not one["orphan"], "its parent lives"
+        assert one["user"] == pwd.getpwuid(os.geteuid()).pw_name
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"), [("", False), ("[Login]\nKillUserProcesses=yes\n", True), ("#KillUserProcesses=yes", False)]
+)
+def test_what_logind_does_at_logout(monkeypatch: pytest.MonkeyPatch, text: str, kills: bool) -> None:
+    files = {"/etc/systemd/logind.conf": text}
+    monkeypatch.setattr(session, "read_text", files.get)
+    assert session.facts("nobody-here") == {"kills_at_logout": kills, "in_login_session": False, "linger": False}
+
+
+def test_checkpoints_and_the_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "base/base_checkpoints/mine"
+    folder.mkdir(parents=True)
+    for name in ("model_000010.pt", "optim_000010_rank0.pt", "meta_000010.json", "optim_000020_rank1.pt", "notes.pt"):
+        (folder / name).touch()
+    node = look(tmp_path, model_tag="mine")
+    assert node["checkpoints"] == [10, 20]
+    assert node["filesystem"]["type"] and node["disk_free_bytes"] > 0
+    assert look(tmp_path, model_tag="other")["checkpoints"] == []
+
+
+def test_strain_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"/proc/meminfo": "MemTotal: 100 kB\nSwapTotal: 1000 kB\nSwapFree: 400 kB\n"}
+    monkeypatch.setattr(limits, "read_text", files.get)
+    assert limits.strain()["swap_used_bytes"] == 600 * 1024
+    assert set(limits.ulimits()) == {"nofile", "nproc", "memlock"}
 
 
 def test_a_name_that_cannot_be_a_run() -> None:
