@@ -29,7 +29,7 @@ from torchlan_runner.transport import Lines
 
 TICK = 0.25
 SECOND = 1.0
-AGENT_ENDS = 4.0  # seconds an agent has after its worker failed, then after SIGTERM: its exit barrier ignores that
+AGENT_ENDS = 6.0  # seconds an agent has after its worker failed, then after SIGTERM: its exit barrier ignores that
 AGENT_TERM = 3.0
 BARRIER = 15.0  # seconds an agent may wait for the others after all workers have ended well; torchrun would take 300
 LEFT_FAILED, LEFT_FINISHED = 2.0, 30.0  # seconds for what the worker left: a tracker may still be sending
@@ -239,6 +239,14 @@ def main() -> None:
     plan = read_plan({**os.environ, **first["environ"]})
     guard = Guard(plan, first["worker"], first["agent"], channel, listener)
     signal.signal(signal.SIGTERM, lambda *_args: setattr(guard, "told_to_leave", True))
-    for message in (first, *more):
-        guard._hear(message, 0.0)
-    guard.run()
+    try:
+        for message in (first, *more):
+            guard._hear(message, 0.0)
+        guard.run()
+    except Exception as error:  # its worker starts another one
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        where = "%s:%d" % (frame.tb_frame.f_code.co_name, frame.tb_lineno) if frame else "?"
+        guard._say("%s: %s (%s)" % (type(error).__name__, error, where))
+        raise
