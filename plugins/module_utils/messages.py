@@ -83,7 +83,8 @@ MESSAGES = (
         "it ran out of memory",
         "halve device-batch-size (the total stays the same by gradient accumulation), or max-seq-len, or depth",
         (
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4503599627370496 bytes.",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 4503599627370496 bytes.",
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
             "RuntimeError: CUDA error: out of memory",
             "OSError: [Errno 12] Cannot allocate memory",
