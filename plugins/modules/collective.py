@@ -50,7 +50,7 @@ options:
   limit_s:
     description: Seconds after which the process is ended.
     type: int
-    default: 60
+    default: 90
 seealso:
   - module: torchlan.nanochat.link_probe
 """
@@ -127,7 +127,7 @@ def main() -> None:
             "environment": {"type": "dict", "default": {}},
             "told": {"type": "dict", "default": {}},
             "script": {"type": "str"},
-            "limit_s": {"type": "int", "default": 60},
+            "limit_s": {"type": "int", "default": 90},
         },
         required_one_of=[("job", "python")],
         required_together=[("python", "script")],
