@@ -322,6 +322,10 @@ CODES: dict[str, tuple[str, str]] = {
         "A checkpoint cannot be read, or belongs to another model.",
         "`resume.yml` takes the newest whole one; the model's options are those of the run that wrote it.",
     ),
+    "checkpoints_exist": (
+        "The folder for this run's checkpoints holds those of another run.",
+        "Leave `model-tag` out (it is the run's name then), choose another one, or move that folder away.",
+    ),
     "start_timeout": (
         "The first steps did not come in time.",
         "Raise `nanochat_first_step_timeout`, or make the model smaller.",

@@ -49,6 +49,8 @@ _SHARED = (
     "nanochat_exchange",
     "nanochat_wire_dtype",
     "nanochat_relaunch",
+    "nanochat_resume",
+    "nanochat_resume_replay",
     "nanochat_keep_failed",
     "nanochat_join_timeout",
     "nanochat_first_step_timeout",
@@ -196,6 +198,7 @@ def make(
         arguments={},
     )
     causes = _arguments(plan, shared)
+    causes += _check_resume(plan, shared)
     causes += _check_master_addr(plan, shared, settings)
     if plan.script in (BASE_TRAIN, SMOKE_MODULE) and not causes:
         causes += _arithmetic(plan, vocabulary or _vocabulary(shared), smoke)
@@ -215,6 +218,20 @@ def _arguments(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
     if plan.arguments["device-type"] != plan.device:
         what = f"--device-type={plan.arguments['device-type']} against nanochat_device_type={plan.device}"
         return [cause("setting_invalid", what, "leave the option out and set nanochat_device_type")]
+    return []
+
+
+def _check_resume(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    asked = shared["nanochat_resume"]
+    if asked is None:
+        return []
+    if not shared["nanochat_runner"] or plan.script not in (BASE_TRAIN, SMOKE_MODULE):
+        what = f"nanochat_resume={asked} needs the runner and {BASE_TRAIN}, which write and find checkpoints"
+        return [cause("setting_invalid", what, f"nanochat_runner: true, nanochat_script: {BASE_TRAIN}")]
+    if str(plan.arguments.get("resume-from-step", "-1")) != "-1":
+        typed = plan.arguments["resume-from-step"]
+        what = f"nanochat_resume={asked} against --resume-from-step={typed}"
+        return [cause("setting_invalid", what, "leave the option out: the runner gives it")]
     return []
 
 

@@ -127,6 +127,11 @@ def _check(settings: dict[str, Any], host: str, causes: list[dict[str, Any]]) ->
     run = settings["nanochat_run"]
     if run is not None and not is_run_name(run):
         bad(f"nanochat_run={run!r} is not a run name", "letters, digits, _ and - only, at most 100 of them")
+    resume = settings["nanochat_resume"]
+    if resume is not None and resume != "latest" and not (resume.isascii() and resume.isdigit()):
+        bad(
+            f"nanochat_resume={resume!r} is neither latest nor a step", "nanochat_resume: latest, or a step such as 500"
+        )
     if not _MODULE.match(settings["nanochat_script"]):
         bad(
             f"nanochat_script={settings['nanochat_script']!r} is no module name",

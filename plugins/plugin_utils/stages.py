@@ -354,6 +354,8 @@ def _start(
             "hang_timeout": settings["nanochat_hang_timeout"],
             "exchange": settings["nanochat_exchange"],
             "wire_dtype": settings["nanochat_wire_dtype"],
+            "resume": settings["nanochat_resume"],
+            "resume_replay": settings["nanochat_resume_replay"],
             "expected_bytes_per_step": run.expected_bytes_per_step,
             "compare_env": shared_names,
             "fingerprint": facts,

@@ -87,10 +87,13 @@ def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
                 time.sleep(0.02)
             beat.set_state("connecting")
             links.check_links(board, plan)
+            _go_on(beat, board, script, args)
         except Ended:
             raise
         except (RuntimeError, OSError) as error:  # the store's own errors, of several classes in several versions
             raise Ended([_store_cause(plan, error)]) from error
+    else:
+        _go_on(beat, None, script, args)
     beat.agreed = True
     backend.install_counters(beat)
     progress = None
@@ -116,6 +119,17 @@ def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
     compat.install(os.environ)
     if plan.rank == 0:
         sys.stdout = steps.Tee(sys.stdout, lambda line: steps.parse_line(line, beat.counters))
+
+
+def _go_on(beat: Beat, board: Any, script: str, args: list[str]) -> None:
+    """The script's arguments, completed with the step that the run goes on from."""
+    from torchlan_runner import resume
+
+    args[:], told = resume.prepare(board, beat.plan, script, args, os.environ)
+    if beat.plan.rank == 0:
+        beat.causes.extend(told)
+        for entry in told:
+            warn(entry["what"])
 
 
 def _own_world_causes(plan: Plan) -> list[dict[str, Any]]:
