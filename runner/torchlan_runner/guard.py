@@ -29,6 +29,7 @@ from torchlan_runner.transport import Lines
 
 TICK = 0.25
 SECOND = 1.0
+LEAVES = 5.0  # seconds for a worker that has said its last word
 AGENT_ENDS = 6.0  # seconds an agent has after its worker failed, then after SIGTERM: its exit barrier ignores that
 AGENT_TERM = 3.0
 BARRIER = 15.0  # seconds an agent may wait for the others after all workers have ended well; torchrun would take 300
@@ -99,7 +100,9 @@ class Guard:
         self.reason = reason
         self.peers.end(reason)
         self._say("ends rank %d on %s: %s: %s" % (self.plan.rank, self.plan.host, reason["code"], reason["what"]))
-        if self.gone_at is None:
+        if self.gone_at is None and self.own.beat.get("state") in FINAL:
+            self.kill_at = now + LEAVES  # it ends by itself, with its own reason and exit code
+        elif self.gone_at is None:
             self._write_error_file(reason)
             self.channel.send({"end": reason}, must=True)
             self.kill_at = now + self.limits.ask

@@ -15,7 +15,7 @@ from typing import Any
 from torchlan_runner import watch
 from torchlan_runner.beat import FINAL, write_atomically
 from torchlan_runner.cluster import compose
-from torchlan_runner.plan import Plan
+from torchlan_runner.plan import EXIT_CODE, Plan
 from torchlan_runner.processes import interface_problem
 from torchlan_runner.transport import Link, Members
 
@@ -102,11 +102,16 @@ class Center:
         if not failed:
             return None
         self._failed_at = self._failed_at or now
+        if all(beat.get("exit_code") == EXIT_CODE for beat in failed) and now - self._failed_at < LOST_AFTER:
+            return None  # the ranks don't agree, and each is about to say so
         causes = [entry for entry in self.picture()["causes"] if entry["code"] != "parameters_differ"]
         causes.sort(key=lambda entry: entry["weight"] != "error")
-        if not causes or (causes[0]["code"] == "peer_lost" and now - self._failed_at < SETTLE):
-            return watch.died(self.plan, failed[0], failed[0]["rank"]) if now - self._failed_at > SETTLE else None
-        return causes[0]
+        if causes and causes[0]["code"] != "peer_lost":
+            return causes[0]
+        # Whom it lost may be known in a moment: by its own last word, or because its guard does not come back.
+        if now - self._failed_at < SETTLE + (LOST_AFTER if self._closed else 0):
+            return None
+        return causes[0] if causes else watch.died(self.plan, failed[0], failed[0]["rank"])
 
     def _of_silent(self, now: float) -> dict[str, Any] | None:
         for rank, heard in self._heard.items():

@@ -17,7 +17,7 @@ from agents import ARGS, Cluster
 
 PYTHON = os.environ.get("TORCHLAN_TORCH_PYTHON", "")
 HANG = 5.0
-SOON = 8.0  # for what is known at once: torchrun needs a second or two of it, a busy machine the rest
+SOON = 15.0  # for what is known at once: torchrun needs a second or two of it, a busy machine the rest
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason="TORCHLAN_TORCH_PYTHON is not set")
 
