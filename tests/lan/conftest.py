@@ -134,14 +134,7 @@ class Cluster:
         self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan", limit: float = 300
     ) -> Result:
         """Run a playbook of the collection from the user's folder; `name=value` words become -e strings."""
-        folder = CORES[core] if core else next(iter(CORES.values()))
-        words = [f"nanochat_run={run}", f"nanochat_master_port={port_of(run)}"] if run else []
-        argv = [str(folder / "ansible-playbook"), f"torchlan.nanochat.{name}", "-i", inventory]
-        for word in (*words, *args):
-            argv += ["-e", word] if re.match(r"(@|\{|[a-z_]+=)", word) else [word]
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "TORCHLAN_", "PYTHON"))}
-        env |= {"ANSIBLE_CONFIG": str(self.home / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(self.collections)}
-        env |= {"LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1", "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        argv, env = self._command(name, *args, run=run, core=core, inventory=inventory)
         before = time.monotonic()
         done = subprocess.run(
             *(argv,),
@@ -157,6 +150,25 @@ class Cluster:
         )
         print(f"$ {shlex.join(argv)}\n{done.stdout}")
         return Result(done.returncode, done.stdout, self.report(run), time.monotonic() - before)
+
+    def start_playbook(self, name: str, *args: str, run: str = "") -> subprocess.Popen[bytes]:
+        """The same, in a process group of its own that can be killed."""
+        argv, env = self._command(name, *args, run=run)
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(argv, cwd=self.user, env=env, start_new_session=True, **quiet)
+
+    def _command(
+        self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan"
+    ) -> tuple[list[str], dict[str, str]]:
+        folder = CORES[core] if core else next(iter(CORES.values()))
+        words = [f"nanochat_run={run}", f"nanochat_master_port={port_of(run)}"] if run else []
+        argv = [str(folder / "ansible-playbook"), f"torchlan.nanochat.{name}", "-i", inventory]
+        for word in (*words, *args):
+            argv += ["-e", word] if re.match(r"(@|\{|[a-z_]+=)", word) else [word]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "TORCHLAN_", "PYTHON"))}
+        env |= {"ANSIBLE_CONFIG": str(self.home / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(self.collections)}
+        env |= {"LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1", "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        return argv, env
 
     def report(self, run: str) -> dict[str, Any] | None:
         path = self.user / "nanochat-runs" / run / "report.json"

@@ -103,7 +103,7 @@ class Lan:
             key_for = f"TORCHLAN_AUTHORIZED_KEY={key.with_suffix('.pub').read_text().strip()}"
             self._start(name, host, images[host["image"]], [*labels, "--env", key_for])
         for host_vars in (variables := {name: self._variables(name) for name in self.hosts}).values():
-            _wait_for_port(host_vars["ansible_host"], 22)
+            wait_for_port(host_vars["ansible_host"], 22)
         known = [f"{variables[name]['ansible_host']} {self._host_key(name)}\n" for name in self.hosts]
         (self.folder / "known_hosts").write_text("".join(known))
         return variables
@@ -244,7 +244,7 @@ def remove(label: str) -> None:
         docker("network", "rm", *networks)
 
 
-def _wait_for_port(address: str, port: int, limit: float = 30) -> None:
+def wait_for_port(address: str, port: int, limit: float = 30) -> None:
     deadline = time.monotonic() + limit
     while True:
         try:
