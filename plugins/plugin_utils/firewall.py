@@ -52,18 +52,30 @@ def _nftables(sources: Sequence[str], facts: Mapping[str, Any]) -> tuple[list[st
     chain = facts.get("chain") or _DEFAULT_CHAIN
     words = {"ipv4": "ip", "ipv6": "ip6"}
     opening = [
-        f"nft insert rule {chain} {words[_family(source)]} saddr {source} tcp dport 1024-65535 accept"
-        for source in sources
+        f"nft insert rule {chain} {words[family]} saddr {those[0] if len(those) == 1 else _set(those)}"
+        " tcp dport 1024-65535 accept"
+        for family, those in _by_family(sources)
     ]
     return opening, ["nft -f /etc/nftables.conf"]
+
+
+def _set(sources: Sequence[str]) -> str:
+    return f"'{{ {', '.join(sources)} }}'"  # a shell has its own meaning for braces
 
 
 def _iptables(sources: Sequence[str], _facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     programs = {"ipv4": "iptables", "ipv6": "ip6tables"}
     rules = [
-        (programs[_family(source)], f"INPUT -p tcp -s {source} --dport 1024:65535 -j ACCEPT") for source in sources
+        (programs[family], f"INPUT -p tcp -s {','.join(those)} --dport 1024:65535 -j ACCEPT")
+        for family, those in _by_family(sources)
     ]
     return [f"{program} -I {rule}" for program, rule in rules], [f"{program} -D {rule}" for program, rule in rules]
+
+
+def _by_family(sources: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """One command for all sources of a family."""
+    found = {family: [source for source in sources if _family(source) == family] for family in map(_family, sources)}
+    return list(found.items())
 
 
 def _family(source: str) -> str:

@@ -246,6 +246,17 @@ def test_commands_for_a_firewall(facts: dict[str, Any], opening: str, closing: s
     assert ("only root sees its rules" in text) == (not facts.get("active"))
 
 
+def test_one_command_for_several_peers() -> None:
+    peers = ["192.0.2.1", "192.0.2.2", "fd00::1"]
+    opening, closing = firewall.commands({"kind": "iptables"}, peers)
+    assert opening[0] == "iptables -I INPUT -p tcp -s 192.0.2.1,192.0.2.2 --dport 1024:65535 -j ACCEPT"
+    assert opening[1].startswith("ip6tables -I INPUT -p tcp -s fd00::1 ") and len(closing) == 2
+    opening, _closing = firewall.commands({"kind": "nftables"}, peers[:2])
+    assert opening == [
+        "nft insert rule inet filter input ip saddr '{ 192.0.2.1, 192.0.2.2 }' tcp dport 1024-65535 accept"
+    ]
+
+
 def test_sixth_version() -> None:
     assert firewall.commands({"kind": "iptables"}, ["fd00::1"])[0][0].startswith("ip6tables -I INPUT")
     assert " ip6 saddr fd00::1 " in firewall.commands({"kind": "nftables"}, ["fd00::1"])[0][0]

@@ -282,8 +282,8 @@ def test_a_firewall_on_one_of_eight() -> None:
     (cause,) = chosen(nodes, way=lambda a, b, x: None if b == "n3" else way(a, b, x))["causes"]
     assert cause["host"] == "n3"
     assert cause["what"].startswith("n1, n2, n4, n5, n6, n7, n8 cannot connect to n3")
-    rules = [f"sudo iptables -I INPUT -p tcp -s 192.0.2.{n} --dport" for n in (1, 2, 4, 5, 6, 7, 8)]
-    assert all(rule in cause["fix"] for rule in rules), "between exactly these hosts"
+    peers = ",".join(f"192.0.2.{n}" for n in (1, 2, 4, 5, 6, 7, 8))
+    assert f"sudo iptables -I INPUT -p tcp -s {peers} --dport" in cause["fix"], "between exactly these hosts"
     (cause,) = chosen(nodes, way=lambda a, b, x: None if "n3" in (a, b) else way(a, b, x))["causes"]
     assert cause["host"] == "n3"
     (cause,) = chosen(nodes, way=lambda a, b, x: None if a == "n3" else way(a, b, x))["causes"]
