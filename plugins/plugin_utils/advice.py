@@ -47,7 +47,7 @@ def check(plan: planning.Plan, settings: Mapping[str, Mapping[str, Any]], nodes:
         causes += _swap(host, node["host"])
         causes += _limits(host, node["host"])
         causes += _others(host, node)
-        causes += _checkpoints(plan, host, node)
+        causes += _checkpoints(plan, settings[host], host, node)
     return causes
 
 
@@ -196,8 +196,10 @@ def _others(host: str, node: Mapping[str, Any]) -> Causes:
     return causes
 
 
-def _checkpoints(plan: planning.Plan, host: str, node: Mapping[str, Any]) -> Causes:
-    """Steps that this run would write again."""
+def _checkpoints(plan: planning.Plan, settings: Mapping[str, Any], host: str, node: Mapping[str, Any]) -> Causes:
+    """Steps that this run would write again; the runner sets them aside before it begins."""
+    if settings["nanochat_runner"]:
+        return []
     steps, last = node.get("checkpoints") or [], _int(plan.arguments.get("num-iterations"), -1)
     if not steps or "resume-from-step" in plan.arguments:
         return []
