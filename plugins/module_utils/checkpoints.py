@@ -134,7 +134,9 @@ def shapes(folder: str) -> dict[str, dict[str, str]]:
 
 def misfits(written: Mapping[str, str], words: list[str]) -> list[str]:
     """How the model of a checkpoint differs from the one that these words of a command line describe."""
-    given = {key.lstrip("-").replace("-", "_"): value for key, _, value in (word.partition("=") for word in words)}
+    given = {
+        key.lstrip("-").replace("-", "_"): value for key, _equals, value in (word.partition("=") for word in words)
+    }
     return [
         "--%s=%s, the checkpoint has %s" % (name.replace("_", "-"), given[name], written[name])
         for name in _SHAPE

@@ -27,6 +27,7 @@ def measured(choice: Choice, links: Links) -> list[dict[str, Any]]:
         for b in choice:
             there = _link(links, a, b, choice)
             if a != b and there:
+                # pylint: disable-next=arguments-out-of-order
                 back = _link(links, b, a, choice) or {}  # bytes are timed where they arrive
                 numbers = {"rtt_ms": there.get("rtt_ms"), "mbps": back.get("mbps"), "mtu": there.get("mtu")}
                 found.append({"from": a, "to": b, **numbers})

@@ -196,7 +196,8 @@ class Exchange:
                 if layout.rank in ranks:
                     parts.append(self._sum(own, inside, number))
                 else:
-                    work, part = outside[next(rank for rank in ranks if rank in outside)][number]
+                    (arriving,) = [outside[rank] for rank in ranks if rank in outside]
+                    work, part = arriving[number]
                     work.wait()
                     parts.append(part.to(result.dtype))
             total = functools.reduce(torch.add, parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -51,7 +52,7 @@ def replaying(original: Callable[..., Any], count: int, say: Callable[[str], Non
 
 def _after(stream: Iterator[Any], count: int, say: Callable[[str], None]) -> Iterator[Any]:
     began = time.monotonic()
-    for _number in range(count):
-        next(stream)
+    for _batch in itertools.islice(stream, count):
+        pass
     say("replayed %d batches of the data loader in %.1f s" % (count, time.monotonic() - began))
     yield from stream

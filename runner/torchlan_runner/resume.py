@@ -50,7 +50,7 @@ class Alone:
 class Resume:
     def __init__(self, board: Any, plan: Plan, environ: Mapping[str, str], args: list[str]) -> None:
         self.board, self.plan, self.args = board or Alone(), plan, args
-        self.options = {key: value for key, _, value in (word.partition("=") for word in args)}
+        self.options = {key: value for key, _equals, value in (word.partition("=") for word in args)}
         base = environ.get("NANOCHAT_BASE_DIR") or os.path.expanduser("~/.cache/nanochat")
         self.tag = self.options.get("--model-tag") or "d%s" % self.options.get("--depth", "20")
         self.folder = os.path.join(base, "base_checkpoints", self.tag)
