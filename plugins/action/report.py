@@ -35,8 +35,7 @@ class ActionModule(ActionBase):
         made = report.build(state, view.results, check_mode or of == "preflight")
         file = None
         if made["run"] and of == "launch":
-            shared = next(iter(settings.values()))
-            folder = shared["nanochat_report_dir"]
+            folder = view.shared["nanochat_report_dir"]
             try:
                 file = _write(made, folder, made["run"])
             except OSError as problem:
@@ -68,24 +67,26 @@ def _write_check(made: dict[str, Any], state: dict[str, Any], file: str | None) 
     content.update(timings_s=made["timings_s"])
     path = Path(os.path.expanduser(file))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        new.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-        new.replace(path)
+        _put(path, content)
     except OSError as problem:
         what = f"nanochat_preflight_json={file} cannot be written: {problem.strerror}"
         made["causes"].append(cause("path_invalid", what, "name a file in a folder of yours", weight="warning"))
 
 
 def _write(made: dict[str, Any], folder: str, run: str) -> str:
-    """Write report.json below the user's folder; atomic, so that a reader never sees half of it.
+    """Write report.json below the user's folder.
 
     report.json is that of the newest launch, refused ones included; each attempt's last one stays under its own name.
     """
     path = Path(os.path.expanduser(folder)) / run / "report.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     for name in ["report.json", *([f"report-{made['attempt']}.json"] if made["attempt"] else [])]:
-        new = path.with_name(f"{name}.new")
-        new.write_text(json.dumps(made, indent=1, default=str) + "\n", encoding="utf-8")
-        new.replace(path.with_name(name))
+        _put(path.with_name(name), made)
     return str(path)
+
+
+def _put(path: Path, content: dict[str, Any]) -> None:
+    """Atomic, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    new.replace(path)

@@ -9,7 +9,6 @@ import base64
 import binascii
 import contextlib
 import fcntl
-import glob
 import json
 import os
 import shlex
@@ -32,6 +31,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.runs import (
     read_text,
     telling_line,
 )
+from ansible_collections.torchlan.nanochat.plugins.module_utils.session import facts as login_facts
 from ansible_collections.torchlan.nanochat.plugins.module_utils.tmux import Tmux, TmuxError
 
 # How long until torchrun is there; a shell and a 0600 file are all that come before it.
@@ -252,18 +252,9 @@ def _failed(order: Order, tmux: Tmux, what: str) -> dict[str, Any]:
 
 def _logout_warning(session: str) -> list[dict[str, Any]]:
     """logind can end everything of a user at logout, the tmux server included."""
-    files = ["/etc/systemd/logind.conf"]
-    for folder in ("/run", "/etc"):
-        files += sorted(glob.glob(folder + "/systemd/logind.conf.d/*.conf"))
-    kills = False
-    for path in files:
-        for line in (read_text(path) or "").splitlines():
-            key, _sign, value = line.partition("=")
-            if key.strip() == "KillUserProcesses":
-                kills = value.strip().lower() in ("yes", "true", "on", "1")
-    in_login = "/session-" in (read_text("/proc/self/cgroup") or "")
     user = os.environ.get("USER") or str(os.geteuid())
-    if not (kills and in_login) or os.path.exists("/var/lib/systemd/linger/" + user):
+    found = login_facts(user)
+    if not (found["kills_at_logout"] and found["in_login_session"]) or found["linger"]:
         return []
     what = "logind ends all processes of %s at logout (KillUserProcesses=yes), session %s too" % (user, session)
     return [cause("killed_at_logout", what, "sudo loginctl enable-linger %s" % shlex.quote(user), weight="warning")]

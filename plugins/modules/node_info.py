@@ -277,12 +277,12 @@ node:
 """
 
 import os
-import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils import (
+    checkpoints,
     data,
     host,
     leftovers,
@@ -298,7 +298,6 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.listener import 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.ports import port_state
 from ansible_collections.torchlan.nanochat.plugins.module_utils.sockets import tcp_sockets
 
-_CHECKPOINT = re.compile(r"(?:model|optim)_(\d+)(?:_rank\d+)?\.pt\Z")
 NOT_THERE: dict[str, Any] = {"state": "absent"}
 NO_ENVIRONMENT: dict[str, Any] = {
     **NOT_THERE,
@@ -366,12 +365,8 @@ def _checkpoints(base_dir: str | None, tag: str | None) -> list[int]:
     """Steps of which this host has a part of the run's checkpoint."""
     if not base_dir or not tag:
         return []
-    folder = os.path.join(base_dir, "base_checkpoints", tag)
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted({int(found.group(1)) for found in map(_CHECKPOINT.match, names) if found})
+    names = checkpoints.names(os.path.join(base_dir, "base_checkpoints", tag))
+    return sorted({step for step in map(checkpoints.step_of, names) if step is not None})
 
 
 def _places(params: dict[str, Any], causes: list[dict[str, Any]]) -> dict[str, str | None]:

@@ -33,7 +33,7 @@ def shards(view: View, state: State) -> State:
     looks = {host: answers[host] for host in state["plan"]["hosts"] if "files" in answers.get(host, {})}
     if not looks or errors(causes):
         return {**state, "causes": state["causes"] + causes, "go": not errors(causes)}
-    shared = next(iter(view.settings.values()))
+    shared = view.shared
     folder = shared["nanochat_dataset_dir"]
     try:
         own = shards_util.manifest(deliver.absolute(folder)) if folder else None

@@ -161,7 +161,7 @@ def some(view: View, state: State) -> State:
     causes += plan.check_cluster(view.cluster, settings, view.groups, partial=True) if not errors(causes) else []
     go = not errors(causes)
     if go:
-        shared = next(iter(settings.values()))
+        shared = view.shared
         run = shared["nanochat_run"] or f"dist-{shared['nanochat_device_type']}-{len(view.cluster)}node"
         unnamed = not shared["nanochat_run"] and not shared["nanochat_device_type"]
         if unnamed or not settings_util.is_run_name(run):

@@ -37,7 +37,6 @@ class Center:
         self._closed: dict[int, float] = {}
         self._gone: set[int] = set()  # ranks whose worker has ended, by their guard
         self._failed_at: float | None = None
-        self._written = ""
 
     def where(self, where: Mapping[str, Any]) -> None:
         if self._listener is not None:

@@ -68,9 +68,11 @@ class Resume:
         plan, board = self.plan, self.board
         works = plan.local_rank == 0
         if works:
+            # Whether files are whole is asked only where one of them is to be read.
+            asked = self._asked() is not None
             found = {
-                "files": checkpoints.inventory(self.folder),
-                "models": checkpoints.shapes(self.folder),
+                "files": checkpoints.inventory(self.folder) if asked else dict.fromkeys(checkpoints.names(self.folder)),
+                "models": checkpoints.shapes(self.folder) if asked else {},
                 "owner": checkpoints.owner(self.folder),
             }
             board.put("resume/have/%d" % plan.node_rank, found)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import ARGS, Cluster
+from agents import ARGS, Cluster, until
 
 PYTHON = os.environ.get("TORCHLAN_TORCH_PYTHON", "")
 HANG = 5.0
@@ -34,18 +34,6 @@ def start(cluster: Cluster, *args: str, **plan: Any) -> None:
     for key in range(len(cluster.nodes)):
         cluster.start(key, words, plan={"hang_timeout": HANG, **plan}, env={"TORCHDYNAMO_DISABLE": "1"})
     until(lambda: all(rank.get("step", 0) >= 3 for rank in cluster.cluster()["ranks"]))
-
-
-def until(check: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if check():
-                return
-        except (OSError, ValueError, KeyError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
 
 
 def pid(cluster: Cluster, rank: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import ARGS, Cluster
+from agents import ARGS, Cluster, until
 
 PYTHON = os.environ.get("TORCHLAN_TORCH_PYTHON", "")
 OTHER = os.environ.get("TORCHLAN_OTHER_TORCH_PYTHON", "")  # another version of torch
@@ -209,7 +209,7 @@ def test_killed_worker_is_named(make: Make) -> None:
     args = [*ARGS, "--num-iterations=2000", "--step-seconds=0.1"]
     cluster.start(0, args)
     cluster.start(1, args)
-    _until(lambda: cluster.cluster()["ranks"][1].get("step", 0) >= 3)
+    until(lambda: cluster.cluster()["ranks"][1].get("step", 0) >= 3)
     os.kill(cluster.cluster()["ranks"][1]["pid"], signal.SIGKILL)
     assert all(cluster.wait().values())
     causes = cluster.cluster()["causes"]
@@ -221,7 +221,7 @@ def test_sigterm_leaves_a_stopped_beat(make: Make) -> None:
     args = [*ARGS, "--num-iterations=2000", "--step-seconds=0.1"]
     cluster.start(0, args)
     cluster.start(1, args)
-    _until(lambda: cluster.cluster()["ranks"][1].get("step", 0) >= 3)
+    until(lambda: cluster.cluster()["ranks"][1].get("step", 0) >= 3)
     began = time.monotonic()
     for key in (0, 1):
         os.kill(cluster.started[key].pid, signal.SIGTERM)
@@ -263,15 +263,3 @@ def test_without_the_runner_the_ranks_do_not_exchange(make: Make) -> None:
     cluster.start(1, runner=False)
     assert cluster.wait() == {0: 0, 1: 0}, cluster.log(0)
     assert "Distributed world size: 2" in cluster.log(0)
-
-
-def _until(check: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if check():
-                return
-        except (OSError, ValueError, KeyError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
