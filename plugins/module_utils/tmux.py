@@ -14,11 +14,13 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from typing import Any
 
 SOCKET = "torchlan"
 _SOCKET_PATH_MAX = 100
 _TIMEOUT_S = 10
+_EXITING = ("server exited", "lost server")
 _PLACES = "/usr/local/bin:/usr/bin:/bin:/opt/bin:/snap/bin:/usr/pkg/bin"
 # A server that is started from inside another run or session must not hand that one's marks to its panes.
 _NOT_INHERITED = ("TMUX", "TMUX_PANE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -66,7 +68,15 @@ class Tmux:
         argv = ["new-session", "-d", "-s", session, "-x", "200", "-y", "50", *command]
         argv += [";", "set-option", "-w", "-t", target, "remain-on-exit", "on"]
         argv += [";", "set-option", "-t", target, "@torchlan", mark]
-        self._run(argv, cwd=cwd)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                self._run(argv, cwd=cwd)
+                return
+            except TmuxError as problem:
+                # A server whose last session has just ended still takes connections while it exits.
+                if not str(problem).startswith(_EXITING) or time.monotonic() > deadline:
+                    raise
 
     def exists(self, session: str) -> bool:
         try:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,30 @@ def test_a_dead_session_of_the_same_name_makes_room_and_only_it(lab: Lab) -> Non
     assert (result["changed"], result["causes"]) == (True, [])
     assert state(lab) == "alive"
     assert state(lab, run="demo-0") == "alive"
+
+
+def test_a_tmux_server_that_exits_while_it_is_asked(lab: Lab) -> None:
+    """Its last session has just ended, another one is to begin."""
+    ours = Tmux(lab.tmux_tmpdir)
+    ours.start("first", "a", ["sleep", "300"], "/")
+    server = int(lab.tmux("display-message", "-p", "#{pid}"))
+    os.kill(server, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(ours.start, "second", "b", ["sleep", "300"], "/")
+        eventually(lambda: any(child_sleeps(pid) for pid in children_named("tmux")))
+        os.kill(server, signal.SIGKILL)
+        started.result(60)
+    assert (ours.mark_of("first"), ours.mark_of("second")) == (None, "b")
+
+
+def children_named(name: str) -> list[int]:
+    lists = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for path in lists for pid in path.read_text().split()]
+    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().startswith(name)]
+
+
+def child_sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def test_a_session_that_somebody_uses_is_left_alone(lab: Lab) -> None:
