@@ -163,15 +163,15 @@ DROP = "INPUT -p tcp --syn -s {source} --dport {ports} -j DROP"
 
 
 @pytest.mark.parametrize(
-    ("host", "ports", "cure"),
+    ("host", "ports"),
     [
-        ("laptop", "1024:65535", True),  # one way
-        ("workstation", "1024:65535", False),  # and the other
-        ("workstation", "1:65535", True),  # the master: reached by ssh, and not by its peers
-        ("workstation", str(PORT), True),  # the port of the rendezvous alone
+        ("laptop", "1024:65535"),  # one way
+        ("workstation", "1024:65535"),  # and the other
+        ("workstation", "1:65535"),  # the master: reached by ssh, and not by its peers
+        ("workstation", str(PORT)),  # the port of the rendezvous alone
     ],
 )
-def test_a_firewall(preflight: Preflight, broken: Undo, host: str, ports: str, cure: bool) -> None:
+def test_a_firewall(preflight: Preflight, broken: Undo, host: str, ports: str) -> None:
     (peer,) = set(HOSTS) - {host}
     for source in preflight.lan.addresses(peer).values():
         rule = DROP.format(source=source, ports=ports)
@@ -182,13 +182,12 @@ def test_a_firewall(preflight: Preflight, broken: Undo, host: str, ports: str, c
         "ephemeral" in preflight.cause("link_blocked")["what"]
         or f"port {PORT}" in preflight.cause("link_blocked")["what"]
     )
-    if cure:
-        preflight.command("link_blocked", host)
-        cured = dict(preflight.said)
-        assert preflight.run() == set(), preflight.result
-        preflight.said = cured
-        preflight.command("link_blocked", host, "to take it back: ")
-        assert preflight.root(host, "iptables -S") == before
+    preflight.command("link_blocked", host)
+    cured = dict(preflight.said)
+    assert preflight.run() == set(), preflight.result
+    preflight.said = cured
+    preflight.command("link_blocked", host, "to take it back: ")
+    assert preflight.root(host, "iptables -S") == before
 
 
 def test_names_and_states_of_cards_and_versions(preflight: Preflight, broken: Undo) -> None:
@@ -235,6 +234,8 @@ def test_cards_of_two_networks_are_refused_before_the_start(preflight: Preflight
     assert result.status != 0 and result.codes == {"wrong_interface"}, result
     assert result.report and result.report["verdict"] == "refused", result
     assert all(not pids for pids in preflight.cluster.pids(RUN).values())
+    own["laptop"] = "eth0"
+    assert preflight.run(inventory=preflight.cluster.changed_inventory("networks", change)) == set(), preflight.result
 
 
 # ---- what runs on the hosts ----
@@ -311,6 +312,12 @@ def test_a_port_that_only_root_can_free_and_what_may_be_ignored(preflight: Prefl
     assert found["weight"] == "warning" and "(ignored by nanochat_preflight_ignore)" in found["what"]
     assert "of user ada" in found["what"] and "root" in found["what"]
     assert "sudo ss -ltnp" in found["fix"]
+    command = re.search(r"on workstation: sudo (ss -ltnp 'sport = :\d+')", found["fix"])
+    assert command, preflight.result
+    holder = re.search(r"pid=(\d+)", preflight.root("workstation", command[1]))
+    assert holder, "root sees who it is"
+    preflight.root("workstation", f"kill {holder[1]}")
+    assert preflight.run() == set(), preflight.result
 
 
 def test_memory_and_a_password_for_sudo(preflight: Preflight, broken: Undo) -> None:
@@ -362,6 +369,7 @@ def test_the_inventory(preflight: Preflight, change: Any, code: str, host: str |
         preflight.result
     )
     assert words in preflight.cause(code)["what"]
+    assert preflight.run() == set(), "with what the fix asks for: the usual inventory"
 
 
 # ---- reaching the hosts ----
