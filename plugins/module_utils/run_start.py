@@ -39,6 +39,7 @@ _AGENT_WITHIN_S = 15.0
 # How long an agent is watched after it was seen: an interpreter without torch ends within this time.
 _AGENT_STAYS_S = 1.0
 _LOOK_EVERY_S = 0.05
+_SCREEN_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _has_torch(pid: int) -> bool:
 def _failed(order: Order, tmux: Tmux, what: str) -> dict[str, Any]:
     """The cause with the last lines; a dead pane is not left behind, the log is."""
     log = os.path.join(order.node_dir, "train.log")
-    lines = log_tail(log) or [line for line in tmux.screen(order.paths.session) if not line.startswith("Pane is dead")]
+    lines = log_tail(log) or _last_screen(tmux, order.paths.session)
     alive = processes(order.paths.base_dir, order.paths.run, order.paths.node_rank)
     if not alive:
         tmux.kill(order.paths.session)
@@ -248,6 +249,16 @@ def _failed(order: Order, tmux: Tmux, what: str) -> dict[str, Any]:
         what += "; its log: %s" % said
     fix = "read %s; by hand: bash %s" % (shlex.quote(log), shlex.quote(os.path.join(order.node_dir, "run.sh")))
     return {"log_tail": lines, "causes": [cause("start_failed", what, fix)]}
+
+
+def _last_screen(tmux: Tmux, session: str) -> list[str]:
+    """What the pane shows; tmux can call it dead shortly before it has read the last of it."""
+    deadline = time.monotonic() + _SCREEN_WITHIN_S
+    while True:
+        lines = [line for line in tmux.screen(session) if not line.startswith("Pane is dead")]
+        if lines or time.monotonic() > deadline:
+            return lines
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _logout_warning(session: str) -> list[dict[str, Any]]:

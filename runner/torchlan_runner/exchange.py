@@ -11,6 +11,7 @@ inside a host, then in the order of hosts: every run gives the same bits, and tw
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import itertools
@@ -27,6 +28,7 @@ from torchlan_runner.plan import Plan
 CHUNK = 1 << 20  # bytes
 SMALL = 1 << 16  # bytes of the whole tensor, below which Gloo is as fast
 _FIRST_TAG = 1 << 16  # the tags below are a script's own
+_CLOSE_S = 5.0  # what is still under way at the end has lost its peer
 _NUMBERS = 4096  # exchanges that may be under way at the same time, by far
 # A work handle of a chunk and the chunk: torch does not keep the memory of what it still sends.
 Transfer = tuple[Any, torch.Tensor]
@@ -126,8 +128,10 @@ class Exchange:
         self.layout, self._wire = layout, wire
         self._isend, self._irecv = dist.isend, dist.irecv
         self._number = 0
-        self._handles: queue.SimpleQueue[Handle] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="torchlan-exchange", daemon=True).start()
+        self._handles: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="torchlan-exchange", daemon=True)
+        self._thread.start()
+        atexit.register(self._close)
 
     def start(self, job: Iterator[None]) -> Handle:
         """Everything up to the job's first C(yield) happens now: posting costs no time, waiting does."""
@@ -228,9 +232,16 @@ class Exchange:
     def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> list[Transfer]:
         return [(self._irecv(part, source, tag=tag), part) for part in _chunks(tensor, tensor.dtype)]
 
+    def _close(self) -> None:
+        """Python ends its daemon threads where they stand; inside torch's C++ that would abort the whole process."""
+        self._handles.put(None)
+        self._thread.join(_CLOSE_S)
+
     def _run(self) -> None:
         while True:
             handle = self._handles.get()
+            if handle is None:
+                return
             handle.run()
             del handle  # or the last exchange's memory stays until the next
 

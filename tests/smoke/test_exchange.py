@@ -128,6 +128,8 @@ exchange_of.start(exchange_of.reduce_scatter(got, mine, False)).wait()
 exact = in_order([one.chunk(world)[rank] for one in everybody])
 assert not torch.equal(got, exact) and torch.allclose(got, exact, rtol=0.02, atol=0.05)
 print("rank", rank, "all good", flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
