@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import progress
+
 SCHEMA = 1
 
 # What the hosts' words for a run mean to a person.
@@ -38,6 +40,7 @@ def build(
             (beat["backend"] for beat in state.get("beats", []) if beat.get("backend")), evidence.get("backend")
         ),
         "ranks": ranks(state),
+        "total": progress.total(state.get("beats", [])),
         "evidence": evidence,
         "plan": {key: plan.get(key) for key in ("script", "device", "hosts", "numbers", "arguments")},
         "network": state.get("network") or {},
@@ -55,6 +58,7 @@ def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     measured = {entry["rank"]: entry for entry in (state.get("evidence") or {}).get("ranks", [])}
     newest = max((beat.get("time") or 0 for beat in beats.values()), default=0)
     network = state.get("network") or {}
+    words, began = progress.doing(beats.values()), progress.began_at(beats.values())
     result = []
     for entry in (state.get("plan") or {}).get("ranks") or list(beats.values()):
         beat = beats.get(entry["rank"], {})
@@ -68,15 +72,18 @@ def ranks(state: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "local_rank": entry.get("local_rank"),
                 "pid": beat.get("pid"),
                 "state": beat.get("state", "missing"),
+                "doing": words.get(entry["rank"], "missing"),
                 "address": beat.get("address") or network.get(host, {}).get("address"),
                 "interface": beat.get("ifname") or network.get(host, {}).get("interface"),
                 "collectives": beat.get("collectives_finished"),
                 "bytes_sent": seen.get("bytes_sent", _own_count(beat, "bytes_sent")),
                 "bytes_received": seen.get("bytes_received", _own_count(beat, "bytes_received")),
-                "step": beat.get("step"),
+                "step": None if beat.get("step") is None else beat["step"] + began,
                 "steps": beat.get("step_of"),
                 "loss": beat.get("loss"),
                 "tokens_per_s": beat.get("tokens_per_s"),
+                "communication_share": beat.get("communication_share"),
+                "memory_bytes": beat.get("memory_bytes"),
                 "exit_code": beat.get("exit_code"),
                 "last_beat_age_s": round(beat.get("age_s", newest - beat["time"]), 1) if beat.get("time") else None,
             }

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import progress
+
 _WIDTH = 100
 _MOST_LINKS = 12
 _ORDER = {"error": 0, "warning": 1, "note": 2}
@@ -129,6 +131,37 @@ def ranks(report: Mapping[str, Any]) -> list[str]:
     return table(
         ["rank", "host", "state", "step", "loss", "tok/s", "sent", "received", "interface", "beat", "exit"], rows
     )
+
+
+def progress_table(report: Mapping[str, Any]) -> list[str]:
+    """The run as it goes: a line a rank, then one for all."""
+    total = report["total"]
+    rows = [
+        (
+            str(entry["rank"]),
+            entry["host"],
+            entry["doing"],
+            entry["step"],
+            _percent(entry["communication_share"]),
+            size(entry["memory_bytes"]),
+            None if entry["last_beat_age_s"] is None else f"{entry['last_beat_age_s']:.0f} s ago",
+            entry["exit_code"],
+        )
+        for entry in report["ranks"]
+    ]
+    lines = table(["rank", "host", "state", "step", "in communication", "memory", "beat", "exit"], rows)
+    step, steps = total["step"], total["steps"]
+    said = [f"step {_cell(step)} of {steps:,}" if steps else f"step {_cell(step)}"]
+    said += [f"loss {total['loss']:.4f}"] if total["loss"] is not None else []
+    said += [f"validation bpb {total['val_bpb']:.4f}"] if total["val_bpb"] is not None else []
+    said += [f"{total['tokens_per_s']:,.0f} tokens/s"] if total["tokens_per_s"] else []
+    said += [f"{total['step_s']:.3g} s a step"] if total["step_s"] else []
+    said += [f"done in {progress.duration(total['eta_s'])}"] if total["eta_s"] else []
+    return [*lines, "", f"  {' '.join(filter(None, [progress.bar(step, steps, 20), ', '.join(said)]))}"]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def headline(report: Mapping[str, Any]) -> str:
@@ -308,7 +341,7 @@ def status(
     plan = state.get("plan") or {}
     lines = ["", f"run {report['run']}: {report['state']}, attempt {report['attempt'] or '-'}", ""]
     if state.get("beats"):
-        lines += [*ranks(report), ""]
+        lines += [*progress_table(report), ""]
     host_runs = state.get("host_runs") or {}
     rows = [
         (host, run["state"].replace("_", " "), run["attempt"], len(run["processes"]), run["exit_code"])

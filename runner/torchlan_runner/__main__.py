@@ -65,7 +65,7 @@ def _run(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
 
 
 def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
-    from torchlan_runner import backend, compat, facts, links, steps
+    from torchlan_runner import backend, compat, facts, links, pace, steps
 
     plan = beat.plan
     beat.set_state("agreeing")
@@ -116,6 +116,7 @@ def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
         progress = backend.CudaProgress(beat.counters)
         beat.listeners.append(lambda _beat: progress.look())
     steps.Steps(beat, progress.mark if progress else None).install()
+    pace.install(beat.counters)
     compat.install(os.environ)
     if plan.rank == 0:
         sys.stdout = steps.Tee(sys.stdout, lambda line: steps.parse_line(line, beat.counters))

@@ -93,6 +93,27 @@ class WorkFuture(torch.futures.Future):
             threading.Thread(target=self.wait, name="torchlan-future", daemon=True).start()
 
 
+class Waiting:
+    """While it is open, the rank waits in a collective; the outermost one's time counts."""
+
+    def __init__(self, counters: Counters, op: str, number: int) -> None:
+        self._counters, self._what = counters, (op, number, time.time())
+
+    def __enter__(self) -> None:
+        counters = self._counters
+        self._before = counters.waiting_in
+        counters.waiting_in = self._what
+        if self._before is None:
+            counters.waiting_since = time.monotonic()
+
+    def __exit__(self, *_error: object) -> None:
+        counters = self._counters
+        counters.waiting_in = self._before
+        if self._before is None and counters.waiting_since is not None:
+            counters.waited += time.monotonic() - counters.waiting_since
+            counters.waiting_since = None
+
+
 class CountedWork:
     """A work handle that says when it is waited for. Everything else is the backend's own handle."""
 
@@ -101,13 +122,8 @@ class CountedWork:
         self._result, self._own_future, self._finished = result, own_future, False
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        counters = self._counters
-        before = counters.waiting_in
-        counters.waiting_in = (self._op, self._number, time.time())
-        try:
+        with Waiting(self._counters, self._op, self._number):
             answer = self._work.wait(*args, **kwargs)
-        finally:
-            counters.waiting_in = before
         self._done()
         return answer
 
@@ -153,12 +169,8 @@ def counted(name: str, original: Callable[..., Any], counters: Counters, own_fut
         size = nbytes(payload)
         counters.begun += 1
         number = counters.begun
-        before = counters.waiting_in
-        counters.waiting_in = (name, number, time.time())
-        try:
+        with Waiting(counters, name, number):
             work = original(*args, **kwargs)
-        finally:
-            counters.waiting_in = before
         counters.bytes += size
         if work is None or not hasattr(work, "wait"):
             counters.finished += 1

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable
 
-from torchlan_runner import sockets
+from torchlan_runner import pace, sockets
 from torchlan_runner.plan import Plan, warn
 
 INTERVAL = 1.0
@@ -31,6 +31,10 @@ class Counters:
         self.finished = 0
         self.bytes = 0
         self.waiting_in: tuple[str, int, float] | None = None
+        self.waiting_since: float | None = None  # the same on the clock that only goes forward
+        self.waited = 0.0
+        self.evaluating = False
+        self.saving = False
         self.finished_early = False
         self.step = 0
         self.param_bytes: int | None = None
@@ -39,6 +43,7 @@ class Counters:
         self.val_bpb: float | None = None
         self.tokens_per_s: float | None = None
         self.step_of: int | None = None
+        self.began_at: int | None = None  # the step that a resumed run went on from; 0 otherwise
         self.last_line: str | None = None
         self.compiling = 0
 
@@ -61,6 +66,7 @@ class Beat:
         self._wake = threading.Event()
         self._stop = False
         self._write_lock = threading.Lock()
+        self._pace = pace.Pace()
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="torchlan-beat", daemon=True)
         self._folder = os.path.join(plan.run_dir, "beats") if plan.run_dir else None
@@ -160,17 +166,27 @@ class Beat:
             "collectives_finished": c.finished,
             "collective_bytes": c.bytes,
             "waiting_in": {"op": waiting[0], "n": waiting[1], "since": waiting[2]} if waiting else None,
+            "doing": "saving" if c.saving else "evaluating" if c.evaluating else None,
+            **self._figures(),
             "checksums": dict(c.checksums),
             "loss": c.loss,
             "val_bpb": c.val_bpb,
             "tokens_per_s": c.tokens_per_s,
             "step_of": c.step_of,
+            "began_at": c.began_at,
             "last_line": c.last_line,
             "sockets": [s for s in list(self._sockets.values()) if s["bytes_sent"] or s["bytes_received"]],
             "error": self.error,
             "exit_code": self.exit_code,
             "causes": list(self.causes),
         }
+
+    def _figures(self) -> dict[str, Any]:
+        """On cuda a collective is only queued by its call: how long it takes can't be seen from here."""
+        figures: dict[str, Any] = self._pace.look(time.monotonic(), self.counters.step, pace.waited(self.counters))
+        if self.plan.device != "cpu":
+            figures["communication_share"] = None
+        return {**figures, "memory_bytes": pace.memory_bytes()}
 
     def publish(self) -> None:
         with self._write_lock:
@@ -213,6 +229,8 @@ class Beat:
                 "collectives_finished",
                 "collective_bytes",
                 "waiting_in",
+                "communication_share",
+                "tokens_per_s",
                 "loss",
             )
         }

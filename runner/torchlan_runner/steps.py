@@ -33,6 +33,7 @@ def parse_line(line: str, counters: Counters) -> None:
     if match:
         counters.last_line = line.strip()[:400]
         counters.step_of = int(match.group(2))
+        counters.began_at = max(0, int(match.group(1)) + 1 - counters.step)  # the line comes after the step
         counters.loss = float(match.group(3))
         if match.group(4):
             counters.tokens_per_s = float(match.group(4).replace(",", ""))
@@ -144,6 +145,7 @@ class Steps:
         if self.after_step is not None:
             self.after_step()
         counters.step = max(counters.step, number)
+        counters.evaluating = False  # whatever is said of the model's mode, this is training
         if first and checksum_due(number):
             self.beat.hurry()  # somebody is waiting for this proof
 

@@ -79,6 +79,7 @@ def test_a_rank() -> None:
         "local_rank": 0,
         "pid": 100,
         "state": "training",
+        "doing": "training",
         "address": "192.0.2.36",
         "interface": "eth0",
         "collectives": 42,
@@ -88,6 +89,8 @@ def test_a_rank() -> None:
         "steps": 10,
         "loss": 5.25,
         "tokens_per_s": 1234.0,
+        "communication_share": None,
+        "memory_bytes": None,
         "exit_code": None,
         "last_beat_age_s": 0.0,
     }

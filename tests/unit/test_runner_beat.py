@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from test_runner_agree import plan
 
-from torchlan_runner import compat, hooks, steps
+from torchlan_runner import compat, hooks, pace, steps
 from torchlan_runner.beat import Beat, Counters, append_bounded
 from torchlan_runner.cluster import compose, equal_parameters
 
@@ -231,3 +231,33 @@ def test_zip_is_deterministic_and_complete(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 78 and "TORCHLAN_PLAN is not set" in done.stderr
+
+
+def test_figures_are_those_of_the_last_minute() -> None:
+    one = pace.Pace()
+    assert one.look(0.0, 0, 0.0) == {"step_s": None, "communication_share": None}
+    assert one.look(10.0, 5, 4.0) == {"step_s": 2.0, "communication_share": 0.4}
+    for second in range(11, 200):  # twice as fast, and never waiting
+        last = one.look(float(second), 5 + second - 10, 4.0)
+    assert last == {"step_s": 1.0, "communication_share": 0.0}
+    assert len(one._seen) <= 62
+
+
+def test_memory_is_that_of_this_process() -> None:
+    found = pace.memory_bytes()
+    assert found is not None and 1e6 < found < 1e11
+
+
+def test_the_open_collective_counts() -> None:
+    counters = Counters()
+    counters.waited = 2.0
+    assert pace.waited(counters) == 2.0
+    counters.waiting_since = 0.0
+    assert pace.waited(counters) > 2.0
+
+
+def test_the_step_that_a_run_went_on_from() -> None:
+    counters = Counters()
+    counters.step = 1  # its own first
+    steps.parse_line("step 00005/00020 (25.00%) | loss: 3.1 | tok/sec: 1,000 |", counters)
+    assert (counters.began_at, counters.step_of) == (5, 20)

@@ -256,11 +256,17 @@ def status(**values: Any) -> str:
 
 def test_status() -> None:
     text = status(
-        beats=[beat(0, last_line="step 00003/00010 | loss: 5.25"), beat(1)], host_runs={"laptop": run("alive")}
+        beats=[
+            beat(0, last_line="step 00003/00010 | loss: 5.25", step_s=2.5, communication_share=0.25, memory_bytes=5e8),
+            beat(1),
+        ],
+        host_runs={"laptop": run("alive")},
     )
     assert f"run try: running, attempt {ATTEMPT}" in text
     row = next(line.split() for line in text.splitlines() if "training" in line)
-    assert row[:6] == ["0", "workstation", "training", "3/10", "5.2500", "1,234"]
+    assert row[:7] == ["0", "workstation", "training", "3", "25%", "500.0", "MB"]
+    line = "  [######--------------] step 3 of 10, loss 5.2500, 1,234 tokens/s, 2.5 s a step, done in 18 s"
+    assert line in text.splitlines()
     assert "  step 00003/00010 | loss: 5.25" in text
     assert "tmux -L torchlan attach" in text
 
