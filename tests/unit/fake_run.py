@@ -142,6 +142,8 @@ class Lab:
     def child(self, argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(argv, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
         self.children.append(child)
+        # Right after exec there is a moment without an environment, by which a run is known.
+        eventually(lambda: child.poll() is not None or Path("/proc/%d/environ" % child.pid).read_bytes() != b"")
         return child
 
     def module(self, name: str, check: bool = False, diff: bool = False, **args: Any) -> dict[str, Any]:
