@@ -90,7 +90,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def bar(step: int | None, steps: int | None, width: int) -> str:
+def progress_bar(step: int | None, steps: int | None, width: int) -> str:
     """C([####----]); empty where nobody knows how many steps there are."""
     if not steps or step is None:
         return ""

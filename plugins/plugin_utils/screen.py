@@ -157,7 +157,7 @@ def progress_table(report: Mapping[str, Any]) -> list[str]:
     said += [f"{total['tokens_per_s']:,.0f} tokens/s"] if total["tokens_per_s"] else []
     said += [f"{total['step_s']:.3g} s a step"] if total["step_s"] else []
     said += [f"done in {progress.duration(total['eta_s'])}"] if total["eta_s"] else []
-    return [*lines, "", f"  {' '.join(filter(None, [progress.bar(step, steps, 20), ', '.join(said)]))}"]
+    return [*lines, "", f"  {' '.join(filter(None, [progress.progress_bar(step, steps, 20), ', '.join(said)]))}"]
 
 
 def _percent(share: float | None) -> str:
