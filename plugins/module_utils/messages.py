@@ -42,7 +42,7 @@ MESSAGES = (
         (
             r"No space left on device",
             r"Disk quota exceeded",
-            r"PytorchStreamWriter failed writing",
+            r"PytorchStreamWriter failed",
             r"inline_container\.cc:\d+\] ?\. (unexpected pos|file write failed|PytorchStreamWriter)",
         ),
         "the disk is full, so a file could not be written",

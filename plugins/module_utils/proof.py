@@ -192,6 +192,8 @@ class _Look:
                     str(error.get("message", ""))[:500],
                 )
                 self._add("exception", what, rank)
+            elif any(entry["weight"] == "error" for entry in beat.get("causes") or []):
+                self.causes.extend(entry for entry in beat["causes"] if entry["weight"] == "error")  # its guard knows
             elif beat["state"] == "failed":
                 code = beat.get("exit_code")
                 self._add(

@@ -48,6 +48,7 @@ def explain(
     :param told: what ranks, guards and the judge of the proof have said.
     """
     clock = _Clock(nodes)
+    told = [_named(entry) for entry in told]
     found = [finding for rank, beat in sorted(beats.items()) for finding in _of_beat(rank, beat, clock)]
     spoken = {finding.cause["rank"] for finding in found}
     # Of a rank that its guard ended, the table only repeats what the guard has told.
@@ -88,6 +89,15 @@ def last_words(nodes: Mapping[str, Mapping[str, Any]], causes: list[dict[str, An
         if node["run"]["state"] in ("failed", "half_alive") and root in (host, None)
     }
     return {host: [messages.readable(line) for line in lines] for host, lines in found.items() if lines}
+
+
+def _named(entry: dict[str, Any]) -> dict[str, Any]:
+    """An exception that others tell of, by the name of its message."""
+    known = messages.classify(entry["what"]) if entry["code"] == "exception" else None
+    if known is None or known.consequence:
+        return entry
+    who, _colon, line = entry["what"].partition(": ")
+    return {**entry, "code": known.code, "what": f"{who}: {known.what} ({line})", "fix": known.fix}
 
 
 def _is_error(entry: Mapping[str, Any]) -> bool:
@@ -138,7 +148,9 @@ class _Clock:
 
 def _of_beat(rank: int, beat: Mapping[str, Any], clock: _Clock) -> list[Finding]:
     error = beat.get("error") or {}
-    if not error or any(_is_error(entry) for entry in beat.get("causes") or []):
+    # A signal that came after its exception did not break it.
+    sure = [entry for entry in beat.get("causes") or [] if _is_sure(entry) and entry["code"] != "ended_from_outside"]
+    if not error or sure:
         return []
     text = f"{error.get('type', 'error')}: {error.get('message') or ''}"
     return [_of_text(text, beat.get("host"), rank, clock.of(beat.get("host"), error.get("time")))]

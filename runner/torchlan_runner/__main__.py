@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from torchlan_runner.agree import Ended, agree, open_board
-from torchlan_runner.beat import Beat, write_atomically
+from torchlan_runner.beat import FINAL, Beat, write_atomically
 from torchlan_runner.plan import ENDED_CODE, EXIT_CODE, Plan, PlanError, cause, read_plan, script_and_args, warn
 from torchlan_runner.sigterm import ended_by_signal
 from torchlan_runner.ward import Ward
@@ -204,6 +204,8 @@ def _end(beat: Beat, state: str, code: int, error: BaseException | None) -> None
 
 def _stopped(beat: Beat, number: int) -> None:
     """By a signal: what stop.yml ends has its reason in a file; else it was somebody else."""
+    if beat.state in FINAL:
+        return  # it has said its end, and is on its way out
     plan = beat.plan
     asked = plan.run_dir is not None and os.path.exists(os.path.join(plan.run_dir, "stopped"))
     what = "rank %d on %s was told to end (%s)" % (plan.rank, plan.host, signal.Signals(number).name)
@@ -216,10 +218,10 @@ def _stopped(beat: Beat, number: int) -> None:
 
 def _ended(beat: Beat, reason: dict[str, Any]) -> None:
     """The guard says that the run is over. The main thread may be in a collective that never returns."""
-    if reason not in beat.causes:
-        beat.causes.append(reason)
     try:
-        beat.finish("failed" if reason["weight"] == "error" else "stopped", ENDED_CODE)
+        if beat.state not in FINAL:
+            beat.causes.extend([reason] if reason not in beat.causes else [])
+            beat.finish("failed" if reason["weight"] == "error" else "stopped", ENDED_CODE)
         sys.stdout.flush()
     finally:
         os._exit(ENDED_CODE)

@@ -76,7 +76,8 @@ def kill_tmux(cluster: Cluster) -> None:
 
 def small_disk(cluster: Cluster) -> None:
     """The master saves its checkpoints to a small file system that is nearly full."""
-    script = f"fallocate -l 62M /dev/shm/full; cd {BASE}; rm -rf base_checkpoints; ln -s /dev/shm base_checkpoints"
+    folder = f"{BASE}/base_checkpoints"
+    script = f"fallocate -l 62M /dev/shm/full; mkdir -p {BASE}; rm -rf {folder}; ln -s /dev/shm {folder}"
     cluster.lan.exec("workstation", "sh", "-ec", script, user="trainer")
 
 

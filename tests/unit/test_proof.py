@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.module_utils.proof import (
     expected_each_way,
     judge,
@@ -366,6 +367,12 @@ def test_the_earliest_error_comes_first() -> None:
 def test_a_rank_that_died_and_one_that_was_stopped() -> None:
     assert judged(ranks=with_beat(1, state="failed", exit_code=-9))[1] == ["rank_died"]
     assert judged(ranks=with_beat(1, state="stopped"))[1] == ["not_proven"]
+
+
+def test_a_rank_that_its_guard_ended_says_why_and_not_how() -> None:
+    reason = cause("exception", "rank 0 on workstation: OSError", host="workstation", rank=0)
+    verdict, codes, result = judged(ranks=with_beat(1, state="failed", exit_code=79, causes=[reason]))
+    assert (verdict, codes, result["causes"][0]["rank"]) == ("failed", ["exception"], 0)
 
 
 # ---- a world of one ----

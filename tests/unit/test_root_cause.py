@@ -18,6 +18,7 @@ from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import ca
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import root_cause
 
 CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [192.0.2.37]:7821. This is typically caused by"
+FULL = "[enforce fail at inline_container.cc:672] . unexpected pos 173056 vs 172944"
 TIMED_OUT = (
     "DistNetworkError: The client socket has timed out after 5000ms while trying to connect to (192.0.2.36, 29500)"
 )
@@ -172,6 +173,20 @@ def test_a_told_cause_that_only_repeats_is_said_once_and_better() -> None:
     beats = [failed(0, "RuntimeError", CLOSED, NOW), failed(1, "OSError", "[Errno 28] No space left on device", NOW)]
     found = explained({host: broken([]) for host in HOSTS}, beats, told)
     assert summary(found) == [("error", "disk_full", "laptop", 1), ("note", "note", None, None)]
+
+
+def test_a_signal_after_the_exception_is_not_what_broke_it() -> None:
+    told = cause("ended_from_outside", "rank 1 on laptop was told to end (SIGTERM)", host="laptop", rank=1)
+    beats = [failed(1, "RuntimeError", FULL, NOW, causes=[told])]
+    assert summary(explained({host: broken([]) for host in HOSTS}, beats))[0] == ("error", "disk_full", "laptop", 1)
+
+
+def test_an_exception_that_only_another_rank_tells_of_has_its_name_too() -> None:
+    told = [cause("exception", f"rank 0 on workstation: RuntimeError: {FULL}", host="workstation", rank=0)]
+    beats = [beat(1, state="failed", exit_code=79, causes=told)]
+    found = explained({"laptop": broken([])}, beats, told)
+    assert summary(found) == [("error", "disk_full", "workstation", 0)]
+    assert found[0]["what"].startswith("rank 0 on workstation: the disk is full") and FULL in found[0]["what"]
 
 
 def test_an_agent_that_never_had_a_worker_says_why() -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from test_runner_agree import plan
 
+from torchlan_runner import __main__ as runner
 from torchlan_runner import compat, hooks, pace, steps
 from torchlan_runner.beat import Beat, Counters, append_bounded
 from torchlan_runner.cluster import compose, equal_parameters
@@ -43,6 +45,17 @@ def test_beat_files(tmp_path: Path) -> None:
     lines = (tmp_path / "beats/rank-0.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["state"] == "failed"
     assert [name for name in os.listdir(tmp_path / "beats") if "tmp" in name] == []
+
+
+def test_a_signal_after_the_end_changes_nothing_of_it(tmp_path: Path) -> None:
+    one = plan(0)
+    object.__setattr__(one, "run_dir", str(tmp_path))
+    beat = Beat(one)
+    beat.start()
+    runner._end(beat, "failed", 1, OSError(28, "No space left on device"))
+    runner._stopped(beat, signal.SIGTERM)
+    seen = json.loads((tmp_path / "beats/rank-0.json").read_text())
+    assert (seen["state"], seen["exit_code"], seen["error"]["type"], seen["causes"]) == ("failed", 1, "OSError", [])
 
 
 def test_observing_never_raises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
