@@ -191,6 +191,10 @@ CODES: dict[str, tuple[str, str]] = {
     ),
     # files that hosts bring to each other
     "disk_full": ("A host has too little free disk space.", "Free disk space there, or name another folder."),
+    "disk_will_fill": (
+        "A host has less free space than the next save of its running training needs.",
+        "Free space there before that save; `nanochat_keep_checkpoints` deletes older checkpoints.",
+    ),
     "file_differs": (
         "A file that is to be brought exists with other content, and nobody said that it may be replaced.",
         "Move it away, or compare it with the other hosts' by hand.",

@@ -109,7 +109,9 @@ def _disk(plan: planning.Plan, settings: Mapping[str, Any], host: str, node: Map
     there = node["paths"]["base_dir"]
     absent = node["environment"]["state"] == "absent" and settings["nanochat_install_method"] != "existing"
     needed = _LOG_BYTES + (one or 0) + (_ENVIRONMENT_BYTES if absent else 0)
-    saves = _saves(plan)
+    saves, kept = _saves(plan), settings["nanochat_keep_checkpoints"]
+    if kept:
+        saves = min(saves, kept + 1)  # an older one goes when the newer one is whole
     if needed > free:
         parts = ["logs", *(["a checkpoint"] if one else []), *(["the environment"] if absent else [])]
         what = f"{host}: {there} has {_gb(free)} free, and {', '.join(parts)} need {_gb(needed)}"
@@ -117,7 +119,8 @@ def _disk(plan: planning.Plan, settings: Mapping[str, Any], host: str, node: Map
         return [cause("disk_full", what, fix + "or name another nanochat_base_dir", host=host)]
     if one and needed + one * (saves - 1) > free:
         what = f"{host}: {there} has {_gb(free)} free, enough for {max(1, int(free // one))} of {saves} checkpoints"
-        return [cause("disk_full", what, "a larger save-every, or free space there", host=host, weight="warning")]
+        fix = "free space there, a larger save-every, or a small nanochat_keep_checkpoints"
+        return [cause("disk_full", what, fix, host=host, weight="warning")]
     kind, spins = (node.get("filesystem") or {}).get("type"), (node.get("filesystem") or {}).get("rotational")
     if kind in _NETWORK_FILES:
         what = f"{host}: {there} is on {kind}, which the run would write over the network that it trains over"

@@ -51,6 +51,7 @@ _SHARED = (
     "nanochat_relaunch",
     "nanochat_resume",
     "nanochat_resume_replay",
+    "nanochat_keep_checkpoints",
     "nanochat_keep_failed",
     "nanochat_join_timeout",
     "nanochat_first_step_timeout",
@@ -199,6 +200,7 @@ def make(
     )
     causes = _arguments(plan, shared)
     causes += _check_resume(plan, shared)
+    causes += _check_keep(plan, shared)
     causes += _check_master_addr(plan, shared, settings)
     if plan.script in (BASE_TRAIN, SMOKE_MODULE) and not causes:
         causes += _arithmetic(plan, vocabulary or _vocabulary(shared), smoke)
@@ -232,6 +234,14 @@ def _check_resume(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]
         typed = plan.arguments["resume-from-step"]
         what = f"nanochat_resume={asked} against --resume-from-step={typed}"
         return [cause("setting_invalid", what, "leave the option out: the runner gives it")]
+    return []
+
+
+def _check_keep(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    kept = shared["nanochat_keep_checkpoints"]
+    if kept and (not shared["nanochat_runner"] or plan.script not in (BASE_TRAIN, SMOKE_MODULE)):
+        what = f"nanochat_keep_checkpoints={kept} needs the runner and {BASE_TRAIN}, whose checkpoints it knows"
+        return [cause("setting_invalid", what, f"nanochat_runner: true, nanochat_script: {BASE_TRAIN}")]
     return []
 
 

@@ -356,6 +356,7 @@ def _start(
             "wire_dtype": settings["nanochat_wire_dtype"],
             "resume": settings["nanochat_resume"],
             "resume_replay": settings["nanochat_resume_replay"],
+            "keep_checkpoints": settings["nanochat_keep_checkpoints"],
             "expected_bytes_per_step": run.expected_bytes_per_step,
             "compare_env": shared_names,
             "fingerprint": facts,

@@ -65,7 +65,7 @@ def _run(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
 
 
 def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
-    from torchlan_runner import backend, compat, facts, links, pace, steps
+    from torchlan_runner import backend, compat, facts, links, pace, resume, room, steps
 
     plan = beat.plan
     beat.set_state("agreeing")
@@ -95,6 +95,12 @@ def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
     else:
         _go_on(beat, None, script, args)
     beat.agreed = True
+    if script in resume.SCRIPTS and plan.local_rank == 0:
+        base, tag = resume.place(os.environ, args)
+        folder = os.path.join(base, "base_checkpoints", tag)
+        room.install(beat, folder, args)
+        if room.keeps(plan):
+            ward.keep(folder)
     backend.install_counters(beat)
     progress = None
     if plan.device == "cpu":

@@ -57,6 +57,7 @@ class Beat:
         self.error: dict[str, Any] | None = None
         self.exit_code: int | None = None
         self.causes: list[dict[str, Any]] = []
+        self.passing: dict[str, Any] | None = None  # a warning about now, gone when it is no longer so
         self.agreed = False
         self.boot_id = _boot_id()
         self.started = time.time()
@@ -142,6 +143,7 @@ class Beat:
         if state in ("training", "compiling"):
             state = "compiling" if c.compiling > 0 else "training"
         waiting = c.waiting_in
+        passing = self.passing if state != "finished" else None
         return {
             "schema": 1,
             "run": plan.run,
@@ -178,7 +180,7 @@ class Beat:
             "sockets": [s for s in list(self._sockets.values()) if s["bytes_sent"] or s["bytes_received"]],
             "error": self.error,
             "exit_code": self.exit_code,
-            "causes": list(self.causes),
+            "causes": [*self.causes, *([passing] if passing else [])],
         }
 
     def _figures(self) -> dict[str, Any]:

@@ -30,6 +30,11 @@ def is_consequence(error: Mapping[str, Any]) -> bool:
     ) and bool(_PEER_LOST.search(str(error.get("message") or "")))
 
 
+def ends(entry: Mapping[str, Any]) -> bool:
+    """Whether a cause can be why a rank ended: warnings and notes are about what goes on."""
+    return entry["weight"] == "error" or entry["code"] == "ended_from_outside"
+
+
 def compose(
     plan: Plan, beats: Mapping[int, Mapping[str, Any]], reason: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def collect_causes(
         add(dict(entry, weight="note") if others else entry)
     for rank in ranks:
         code = rank.get("exit_code")
-        if code and not rank.get("error") and not found:
+        if code and not rank.get("error") and not any(map(ends, found)):
             found.append(
                 cause(
                     "rank_died",

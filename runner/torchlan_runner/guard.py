@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from torchlan_runner import watch
+from torchlan_runner import room, watch
 from torchlan_runner.beat import FINAL, write_atomically
 from torchlan_runner.peers import Center, Outer
 from torchlan_runner.plan import Plan, read_plan
@@ -33,6 +33,7 @@ LEAVES = 5.0  # seconds for a worker that has said its last word
 AGENT_ENDS = 6.0  # seconds an agent has after its worker failed, then after SIGTERM: its exit barrier ignores that
 AGENT_TERM = 3.0
 BARRIER = 15.0  # seconds an agent may wait for the others after all workers have ended well; torchrun would take 300
+LOOKS, DELETES = 10.0, 30.0  # seconds after its worker in which a guard is not kept by a slow disk
 LEFT_FAILED, LEFT_FINISHED = 2.0, 30.0  # seconds for what the worker left: a tracker may still be sending
 
 
@@ -52,6 +53,8 @@ class Guard:
         self.kill_at = 0.0
         self.gone_at: float | None = None  # when the worker had ended
         self.told_to_leave = False
+        self.keeper: room.Keeper | None = None
+        self._said_gone = False
         self._over_at: float | None = None  # when there was nothing more for the agent to wait for
         self._second = 0.0
         self._sent_to_agent: list[int] = []
@@ -77,6 +80,7 @@ class Guard:
                 reason = self.peers.look(now)
                 if reason:
                     self.end(reason, now)
+            self._keep(now)
             if every_second:
                 self.peers.write()
         self.peers.write()
@@ -91,6 +95,9 @@ class Guard:
         settled = self.peers.over or now - self.gone_at > (2 * SECOND if self.reason else self.limits.hang)
         if self.told_to_leave or (self.reason and agent_gone):
             settled = settled or now - self.gone_at > SECOND
+        if self.keeper and not self.told_to_leave:
+            deletes = self.keeper.busy and now - self.gone_at < DELETES
+            settled = settled and self._said_gone and not deletes
         return settled and (agent_gone or self.told_to_leave) and not self._left()
 
     def end(self, reason: dict[str, Any], now: float) -> None:
@@ -123,6 +130,9 @@ class Guard:
     def _hear(self, message: Mapping[str, Any], now: float) -> None:
         if message.get("where"):
             self.peers.where(message["where"])
+        if message.get("saves") and self.keeper is None:
+            self.keeper = room.Keeper(message["saves"], self.plan.run, self._say)
+            self.keeper.start()
         beat = message.get("beat")
         if isinstance(beat, dict):
             self.own.heard(beat, now)
@@ -171,7 +181,20 @@ class Guard:
             self.peers.beat(beat)
             if self.reason is None:
                 self.end(reason, now)
-        self.peers.gone()
+
+    def _keep(self, now: float) -> None:
+        """Says what is whole here, hears what nobody needs any more; what a finished worker saved last, before it is
+        said to be gone: then all may leave."""
+        settled = True
+        if self.keeper:
+            if self.gone_at is not None and room.ended(self.plan):
+                self.keeper.settle()
+            settled = self.keeper.settled or self.own.beat.get("state") != "finished"
+            self.peers.whole(self.keeper.whole)
+            self.keeper.drop_before(self.peers.oldest)
+        if self.gone_at is not None and not self._said_gone and (settled or now - self.gone_at > LOOKS):
+            self._said_gone = True
+            self.peers.gone()
 
     def _clean(self, now: float) -> None:
         """After the worker: what it left, and an agent that does not see that all is over."""

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from torchlan_runner import watch
+from torchlan_runner import room, watch
 from torchlan_runner.beat import FINAL, write_atomically
-from torchlan_runner.cluster import compose
+from torchlan_runner.cluster import compose, ends
 from torchlan_runner.plan import EXIT_CODE, Plan
 from torchlan_runner.processes import interface_problem
 from torchlan_runner.transport import Link, Members
@@ -32,6 +32,8 @@ class Center:
         self.beats: dict[int, dict[str, Any]] = {}
         self.reason: dict[str, Any] | None = None
         self.over = plan.env_world_size == 1
+        self.oldest = 0  # the step before which no checkpoint is needed
+        self._whole: dict[int, list[str]] = {}  # files of checkpoints that are whole, by rank
         self._signs: dict[int, dict[str, Any]] = {}
         self._heard: dict[int, float] = {}
         self._closed: dict[int, float] = {}
@@ -68,6 +70,9 @@ class Center:
                 self.write()
         if isinstance(message.get("signs"), dict):
             self._signs[rank] = message["signs"]
+        if isinstance(message.get("whole"), list):
+            self._whole[rank] = message["whole"]
+            self.oldest = room.oldest_kept(self._whole, self.plan.env_world_size, room.keeps(self.plan))
         if message.get("gone"):
             self._gone.add(rank)
         if isinstance(message.get("end"), dict) and self.reason is None:
@@ -76,10 +81,14 @@ class Center:
     def beat(self, beat: dict[str, Any]) -> None:
         self._take(0, {"beat": beat})
 
+    def whole(self, names: list[str]) -> None:
+        if names != self._whole.get(0, []):
+            self._take(0, {"whole": names})
+
     def signs(self, signs: dict[str, Any], now: float) -> None:
         self._signs[0] = signs
         if self.members:
-            self.members.send({"alive": round(now, 2)})
+            self.members.send({"alive": round(now, 2), "oldest": self.oldest})
 
     def gone(self) -> None:
         self._gone.add(0)
@@ -90,7 +99,7 @@ class Center:
             return self.reason
         self.over = len(self._gone) >= self.plan.env_world_size
         if self.over and self.members:
-            self.members.send({"over": True}, must=True)
+            self.members.send({"over": True, "oldest": self.oldest}, must=True)
         return self._of_failed(now) or self._of_silent(now) or watch.stuck(
             self.plan, self.limits, self.beats, self._signs
         )  # fmt: skip
@@ -103,7 +112,7 @@ class Center:
         self._failed_at = self._failed_at or now
         if all(beat.get("exit_code") == EXIT_CODE for beat in failed) and now - self._failed_at < LOST_AFTER:
             return None  # the ranks don't agree, and each is about to say so
-        causes = [entry for entry in self.picture()["causes"] if entry["code"] != "parameters_differ"]
+        causes = [entry for entry in self.picture()["causes"] if ends(entry) and entry["code"] != "parameters_differ"]
         causes.sort(key=lambda entry: entry["weight"] != "error")
         if causes and causes[0]["code"] != "peer_lost":
             return causes[0]
@@ -158,6 +167,8 @@ class Outer:
         self.link: Link | None = None
         self.over = False
         self.reason: dict[str, Any] | None = None
+        self.oldest = 0
+        self._whole: list[str] = []
         self._heard: float | None = None
         self._beat: dict[str, Any] | None = None
         self._joined = False
@@ -182,11 +193,14 @@ class Outer:
         for message in self.link.receive():
             self._heard = now
             self.over = self.over or bool(message.get("over"))
+            self.oldest = message.get("oldest", self.oldest)
             if isinstance(message.get("end"), dict) and self.reason is None:
                 self.reason = message["end"]
         if self.link.joined and not self._joined:  # anew: what rank 0 may have missed
             if self._beat:
                 self.link.send({"beat": self._beat}, must=True)
+            if self._whole:
+                self.link.send({"whole": self._whole}, must=True)
             if self._gone:
                 self.link.send({"gone": True}, must=True)
             if self.reason:
@@ -197,6 +211,12 @@ class Outer:
         self._beat = beat
         if self.link:
             self.link.send({"beat": beat}, must=beat.get("state") in FINAL)
+
+    def whole(self, names: list[str]) -> None:
+        if names != self._whole:
+            self._whole = names
+            if self.link:
+                self.link.send({"whole": names}, must=True)
 
     def signs(self, signs: dict[str, Any], now: float) -> None:
         if self.link:

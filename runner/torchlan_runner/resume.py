@@ -51,8 +51,7 @@ class Resume:
     def __init__(self, board: Any, plan: Plan, environ: Mapping[str, str], args: list[str]) -> None:
         self.board, self.plan, self.args = board or Alone(), plan, args
         self.options = {key: value for key, _equals, value in (word.partition("=") for word in args)}
-        base = environ.get("NANOCHAT_BASE_DIR") or os.path.expanduser("~/.cache/nanochat")
-        self.tag = self.options.get("--model-tag") or "d%s" % self.options.get("--depth", "20")
+        base, self.tag = place(environ, args)
         self.folder = os.path.join(base, "base_checkpoints", self.tag)
         self.kept = os.path.join(base, "base_checkpoints_kept", self.tag, plan.attempt)
         self.giver: carry.Giver | None = None
@@ -252,6 +251,13 @@ class Resume:
                 self.board.end([cause("checkpoint_missing", what, "look at train.log on every host")])
             time.sleep(pause)
             pause = min(pause * 1.5, 0.25)
+
+
+def place(environ: Mapping[str, str], args: list[str]) -> tuple[str, str]:
+    """Where nanochat saves with these arguments: the base folder, and the name of the one for checkpoints."""
+    options = {key: value for key, _equals, value in (word.partition("=") for word in args)}
+    base = environ.get("NANOCHAT_BASE_DIR") or os.path.expanduser("~/.cache/nanochat")
+    return base, options.get("--model-tag") or "d%s" % options.get("--depth", "20")
 
 
 def prepare(

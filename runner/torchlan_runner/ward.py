@@ -31,6 +31,7 @@ class Ward:
     def __init__(self, beat: Beat, ended: Callable[[dict[str, Any]], None]) -> None:
         self.beat, self.plan, self._ended = beat, beat.plan, ended
         self.where: dict[str, Any] | None = None  # where rank 0's guard listens
+        self._saves: str | None = None  # the folder whose older checkpoints this guard deletes
         self._listener: socket.socket | None = None
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,6 +53,11 @@ class Ward:
             self.where = board.get("guard")
             with self._lock:
                 self._say({"where": self.where})
+
+    def keep(self, folder: str) -> None:
+        self._saves = folder
+        with self._lock:
+            self._say({"saves": folder})
 
     def send(self, beat: dict[str, Any]) -> None:
         with self._lock:
@@ -99,7 +105,8 @@ class Ward:
         ours.settimeout(TIMEOUT)
         self._channel = ours
         environ = {name: os.environ[name] for name in _OF_TORCHRUN if name in os.environ}
-        self._say({"environ": environ, "worker": os.getpid(), "agent": os.getppid(), "where": self.where})
+        self._say({"environ": environ, "worker": os.getpid(), "agent": os.getppid(), "where": self.where,
+                   "saves": self._saves})  # fmt: skip
         threading.Thread(target=self._listen_to, args=(ours,), name="torchlan-guard", daemon=True).start()
         return True
 

@@ -74,6 +74,10 @@ def test_full_disks() -> None:
     found["laptop"]["disk_free_bytes"] = 600_000_000
     many = "num-iterations=100 save-every=5"
     assert said(found, nanochat_extra_args=many) == [("disk_full", "laptop", "warning")]
+    assert said(found, nanochat_extra_args=many, nanochat_keep_checkpoints=1) == []
+    settings = pair(nanochat_extra_args=many, nanochat_keep_checkpoints=9)
+    (one,) = advice.check(planned(settings), settings, found, False)
+    assert one["what"].endswith("of 10 checkpoints"), "the nine that are kept and the one that is written"
 
 
 @pytest.mark.parametrize(

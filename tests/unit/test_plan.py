@@ -174,6 +174,13 @@ def test_a_device_given_twice() -> None:
     planned(pair(nanochat_extra_args="device_type=cpu"))
 
 
+@pytest.mark.parametrize("without", [{"nanochat_runner": False}, {"nanochat_script": "scripts.mid_train"}])
+def test_who_keeps_checkpoints(without: dict[str, Any]) -> None:
+    assert plan.make(pair(nanochat_keep_checkpoints=2))[1] == plan.make(pair(**without))[1] == []
+    ((code, _host, what),) = said(plan.make(pair(nanochat_keep_checkpoints=2, **without))[1])
+    assert code == "setting_invalid" and what.startswith("nanochat_keep_checkpoints=2 needs the runner and scripts.b")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "0.0.0.0", "::", " "])
 def test_a_master_address_that_reaches_nobody_else(address: str) -> None:
     _plan, causes = plan.make(pair(nanochat_master_addr=address))

@@ -32,6 +32,7 @@ STRINGS: list[tuple[str, Any, Any]] = [
             "nanochat_join_timeout",
             "nanochat_first_step_timeout",
             "nanochat_hang_timeout",
+            "nanochat_keep_checkpoints",
         )
     ),
     *(
@@ -128,6 +129,8 @@ def test_defaults_have_the_form_of_given_values() -> None:
         ("nanochat_master_port", 0, "nanochat_master_port=0 is not a TCP port"),
         ("nanochat_master_port", "65536", "nanochat_master_port=65536 is not a TCP port"),
         ("nanochat_resume", "newest", "neither latest nor a step"),
+        ("nanochat_keep_checkpoints", "-1", "nanochat_keep_checkpoints=-1 is less than 0"),
+        ("nanochat_keep_checkpoints", "all", "nanochat_keep_checkpoints='all': argument"),
         ("nanochat_relaunch", "maybe", "nanochat_relaunch='maybe': argument"),
         ("nanochat_runner", "2", "nanochat_runner='2': argument"),
         ("nanochat_device_type", "tpu", "must be one of: cpu, cuda"),
