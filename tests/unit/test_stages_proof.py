@@ -214,6 +214,17 @@ def test_status() -> None:
     assert [one["step"] for one in state["beats"]] == [3, 3]
 
 
+def test_a_warning_of_a_rank_is_shown_and_changes_no_verdict() -> None:
+    said = cause("disk_will_fill", "laptop: 1 GB free", host="laptop", rank=1, weight="warning")
+    runs = running([beat(0), beat(1, causes=[said])])
+    ranks = [beat(0, time=9e9), beat(1, time=9e9, causes=[said])]
+    runs["workstation"]["cluster"] = {"attempt": ATTEMPT, "ranks": ranks, "causes": [said]}
+    state = judged(runs)
+    assert (state["verdict"], state["causes"], state["end"]) == ("proven", [said], False)
+    state = status(preflight_node=seen(runs))
+    assert (state["go"], state["run_state"], state["causes"]) == (True, "alive", [said])
+
+
 def test_status_with_a_dead_host() -> None:
     state = status(preflight_node={**seen(running([beat(0), beat(1)])), "workstation": lost("workstation")})
     assert (state["go"], codes(state), state["causes"][0]["weight"]) == (True, ["host_unreachable"], "warning")
