@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause, errors
+from ansible_collections.torchlan.nanochat.plugins.module_utils.messages import HEALS
 from ansible_collections.torchlan.nanochat.plugins.module_utils.proof import (
     FAILED,
     PROVEN,
@@ -180,6 +181,9 @@ def _answer(question: Question, seen: _Seen) -> Answer:
         return ended
     verdict = seen.verdict["verdict"]
     told = errors((seen.info["cluster"] or {}).get("causes") or []) if question.runner else []
+    wrong = told or (errors(seen.verdict["causes"]) if verdict == FAILED else [])
+    if wrong and seen.plan.get("auto_resume") and all(one["code"] in HEALS for one in wrong):
+        return Answer("restarting", "%s; it starts again by itself" % wrong[0]["what"])  # or ends, and says so
     if told:
         return Answer("failed", told[0]["what"], True, told)
     if verdict == FAILED:
@@ -346,7 +350,8 @@ def _rank_name(rank: int, beat: dict[str, Any] | None, plan: dict[str, Any]) -> 
 def _since(question: Question, seen: _Seen) -> float:
     # By this host's clock, which the controller's may not be.
     recorded = (seen.info["record"] or {}).get("started_unix")
-    return float(recorded or question.since_unix or time.time())
+    again = (seen.info["restarts"] or {}).get("next_unix") or 0
+    return max(float(recorded or question.since_unix or time.time()), again)
 
 
 def _port(info: dict[str, Any]) -> int | None:

@@ -334,6 +334,10 @@ CODES: dict[str, tuple[str, str]] = {
         "The first steps did not come in time.",
         "Raise `nanochat_first_step_timeout`, or make the model smaller.",
     ),
+    "restarted": (
+        "The run failed and started again by itself, as `nanochat_auto_resume` asks.",
+        "Nothing to do; what broke it is named.",
+    ),
     "not_proven": ("The run ended before enough was seen.", "Train for more steps, or look at the logs."),
     "world_of_one": ("There is one rank only: nothing is exchanged, steps advance.", "Nothing to do."),
     "note": ("Something worth knowing.", "Nothing to do."),

@@ -399,6 +399,15 @@ NOISE = (
     (r"exit barrier", "E1130 21:20:04.000000 77 api.py:1001] Error waiting on exit barrier. Elapsed: 300.1 seconds"),
 )
 
+# Causes that may be gone at the next start: a peer, a link or a process was lost.
+HEALS = frozenset(
+    (
+        "agent_lost", "backend_failed", "collective_stuck", "ended_from_outside", "exception", "link_blocked", "link_lost",
+        "peer_lost", "rank_died", "rank_frozen", "rank_missing", "rank_silent", "start_timeout", "store_lost",
+    )
+)  # fmt: skip
+STARTS_AGAIN = "starts again"  # a line of the log; what stands before it is of an earlier start
+
 _MATCHES = [(re.compile("|".join(entry.match), re.MULTILINE), entry) for entry in MESSAGES]
 _NOISE = re.compile("|".join("(?:%s)" % pattern for pattern, _example in NOISE))
 # Gloo prints the port of a pair as it is in the packet, on hosts that keep bytes the other way round.

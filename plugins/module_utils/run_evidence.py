@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils.messages import is_noise
+from ansible_collections.torchlan.nanochat.plugins.module_utils.messages import STARTS_AGAIN, is_noise
 
 # So many lines of the log are looked at, and so many go to the controller.
 LINES = 400
@@ -32,6 +32,7 @@ def evidence(node_dir: str, record: dict[str, Any] | None, lines: list[str]) -> 
     :param record: of the start; its C(oom_kills) is the kernel's count at that time.
     :param lines: the last C(LINES) lines of its log.
     """
+    lines = _of_last_start(lines)
     before, now = (record or {}).get("oom_kills"), oom_kills()
     return {
         "log": [line for line in lines if not is_noise(line)][-_SENT:],
@@ -41,6 +42,12 @@ def evidence(node_dir: str, record: dict[str, Any] | None, lines: list[str]) -> 
         "oom_kills": max(0, now - before) if isinstance(before, int) and now is not None else None,
         "oom_pids": oom_pids(),
     }
+
+
+def _of_last_start(lines: list[str]) -> list[str]:
+    """What a run that started again by itself has written since."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("[torchlan] %s" % STARTS_AGAIN)]
+    return lines[starts[-1] :] if starts else lines
 
 
 def last_words(lines: list[str]) -> list[str]:

@@ -28,6 +28,7 @@ _HELPER_WORDS = (
     "multiprocessing.forkserver",
     "multiprocessing.spawn",
 )
+_SUPERVISOR = "torchlan_runner.again"  # starts torchrun again after a failure
 _GUARD = "from torchlan_runner.guard import"  # how runner/torchlan_runner/ward.py starts it
 
 
@@ -198,6 +199,8 @@ def _role(process: Process, parent: Process | None) -> str:
         return "worker"
     if any(_GUARD in arg for arg in process.argv[:6]):
         return "guard"
+    if process.argv[1:3] == ("-m", _SUPERVISOR):
+        return "supervisor"
     if _is_agent(process.argv):
         return "helper" if parent and _is_agent(parent.argv) else "agent"
     program = os.path.basename(process.argv[0]) if process.argv else ""

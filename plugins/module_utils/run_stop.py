@@ -143,10 +143,11 @@ def _find(paths: RunPaths) -> list[Process]:
 
 
 def _asked_first(process: Process, found: list[Process]) -> bool:
-    """Whether a process gets SIGTERM: agents (they end their workers), and what has no agent any more."""
-    if process.role in ("agent", "session"):
-        return process.role == "agent" or all(other.role == "session" for other in found)
-    return all(other.pid != process.ppid for other in found)
+    """Whether a process gets SIGTERM: a supervisor ends its agent, an agent its workers, nobody those without a parent."""
+    if process.role == "session":
+        return all(other.role == "session" for other in found)
+    parent = next((other.role for other in found if other.pid == process.ppid), None)
+    return process.role == "supervisor" or parent is None or (process.role == "agent" and parent != "supervisor")
 
 
 def _session(paths: RunPaths) -> Tmux | None:

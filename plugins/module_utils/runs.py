@@ -121,6 +121,7 @@ def inspect_run(base_dir: str, run: str, node_rank: int, attempt: str | None = N
         processes=[process.as_dict() for process in found],
         beats=beats,
         cluster=read_json(os.path.join(node_dir, "cluster.json")),
+        restarts=read_json(os.path.join(node_dir, "restarts.json")),
         log_tail=log_tail(os.path.join(node_dir, "train.log")),
         node_dir=node_dir,
     )
@@ -267,6 +268,8 @@ def _state(
     beats: list[dict[str, Any]],
 ) -> str:
     roles = [process.role for process in found if process.where.attempt == attempt]
+    if exit_code is None and "supervisor" in roles:
+        return "alive"  # also between two starts
     if exit_code is None and "agent" in roles and not _in_exit_barrier(roles, beats):
         return "alive"
     if exit_code is None and roles and set(roles) == {"session"} and _just_started(record):
@@ -305,6 +308,7 @@ def _result(paths: RunPaths, state: str) -> dict[str, Any]:
         "processes": [],
         "beats": [],
         "cluster": None,
+        "restarts": None,
         "log_tail": [],
         "evidence": None,
         "node_dir": None,

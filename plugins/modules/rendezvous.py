@@ -102,7 +102,8 @@ EXAMPLES = r"""
 RETURN = r"""
 phase:
   description:
-    - V(waiting_for_ranks), V(compiling), V(training), V(proven), V(failed), V(finished) or V(unverified).
+    - V(waiting_for_ranks), V(compiling), V(training), V(restarting), V(proven), V(failed), V(finished) or
+      V(unverified).
     - V(finished) means that it ended well before enough was seen, V(unverified) that it cannot be seen here.
   returned: always
   type: str

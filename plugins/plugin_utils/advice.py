@@ -38,7 +38,7 @@ def check(plan: planning.Plan, settings: Mapping[str, Mapping[str, Any]], nodes:
 
     :param restart: what the old run has in use will be free.
     """
-    causes: Causes = []
+    causes = _nothing_to_go_on_from(plan, settings[plan.hosts[0]])
     for host in (host for host in plan.hosts if host in nodes):
         node = nodes[host]
         causes += _memory(plan, host, node, restart)
@@ -197,6 +197,15 @@ def _others(host: str, node: Mapping[str, Any]) -> Causes:
         fix = f"ansible-playbook torchlan.nanochat.stop -e nanochat_run={other['run']}   (or share the host knowingly)"
         causes.append(cause("host_busy", what, fix, host=host, weight="note"))
     return causes
+
+
+def _nothing_to_go_on_from(plan: planning.Plan, shared: Mapping[str, Any]) -> Causes:
+    times = shared["nanochat_auto_resume"]
+    if not times or _int(plan.arguments.get("save-every"), -1) > 0:
+        return []
+    what = f"nanochat_auto_resume={times} without --save-every: a run that starts again begins at step 0"
+    fix = "nanochat_extra_args: {save-every: 500}, or as many steps as may be lost"
+    return [cause("checkpoint_missing", what, fix, weight="warning")]
 
 
 def _checkpoints(plan: planning.Plan, settings: Mapping[str, Any], host: str, node: Mapping[str, Any]) -> Causes:

@@ -49,6 +49,7 @@ _SHARED = (
     "nanochat_exchange",
     "nanochat_wire_dtype",
     "nanochat_relaunch",
+    "nanochat_auto_resume",
     "nanochat_resume",
     "nanochat_resume_replay",
     "nanochat_keep_checkpoints",
@@ -199,8 +200,7 @@ def make(
         arguments={},
     )
     causes = _arguments(plan, shared)
-    causes += _check_resume(plan, shared)
-    causes += _check_keep(plan, shared)
+    causes += _check_checkpoints(plan, shared)
     causes += _check_master_addr(plan, shared, settings)
     if plan.script in (BASE_TRAIN, SMOKE_MODULE) and not causes:
         causes += _arithmetic(plan, vocabulary or _vocabulary(shared), smoke)
@@ -223,25 +223,17 @@ def _arguments(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
-def _check_resume(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    asked = shared["nanochat_resume"]
-    if asked is None:
-        return []
-    if not shared["nanochat_runner"] or plan.script not in (BASE_TRAIN, SMOKE_MODULE):
-        what = f"nanochat_resume={asked} needs the runner and {BASE_TRAIN}, which write and find checkpoints"
+def _check_checkpoints(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    resumed = [name for name in ("nanochat_resume", "nanochat_auto_resume") if shared[name]]
+    names = [*resumed, *(name for name in ("nanochat_keep_checkpoints",) if shared[name])]
+    asked = " and ".join(f"{name}={shared[name]}" for name in names)
+    if asked and not (shared["nanochat_runner"] and plan.script in (BASE_TRAIN, SMOKE_MODULE)):
+        what = f"{asked} needs the runner and {BASE_TRAIN}, whose checkpoints it knows"
         return [cause("setting_invalid", what, f"nanochat_runner: true, nanochat_script: {BASE_TRAIN}")]
-    if str(plan.arguments.get("resume-from-step", "-1")) != "-1":
-        typed = plan.arguments["resume-from-step"]
-        what = f"nanochat_resume={asked} against --resume-from-step={typed}"
-        return [cause("setting_invalid", what, "leave the option out: the runner gives it")]
-    return []
-
-
-def _check_keep(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    kept = shared["nanochat_keep_checkpoints"]
-    if kept and (not shared["nanochat_runner"] or plan.script not in (BASE_TRAIN, SMOKE_MODULE)):
-        what = f"nanochat_keep_checkpoints={kept} needs the runner and {BASE_TRAIN}, whose checkpoints it knows"
-        return [cause("setting_invalid", what, f"nanochat_runner: true, nanochat_script: {BASE_TRAIN}")]
+    typed = str(plan.arguments.get("resume-from-step", "-1"))
+    if resumed and typed != "-1":
+        what = f"{asked} against --resume-from-step={typed}"
+        return [cause("setting_invalid", what, "leave the option out: the runner gives it (nanochat_resume: STEP)")]
     return []
 
 

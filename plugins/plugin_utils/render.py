@@ -86,8 +86,11 @@ def torchrun(
 
     torch.distributed.run is torchrun without its launcher script, whose first line breaks on paths with a space.
     """
+    again = settings["nanochat_auto_resume"]
+    keeper = [python, "-m", "torchlan_runner.again", f"--times={again}", "--"] if again else []
     script = ["-m", "torchlan_runner", plan.script] if settings["nanochat_runner"] else ["-m", plan.script]
     return [
+        *keeper,
         python,
         "-m",
         "torch.distributed.run",
@@ -141,6 +144,7 @@ def config(plan: planning.Plan, settings: Mapping[str, dict[str, Any]], commit: 
         "runner": shared["nanochat_runner"],
         "exchange": shared["nanochat_exchange"],
         "wire_dtype": shared["nanochat_wire_dtype"],
+        "auto_resume": shared["nanochat_auto_resume"],
         "master_port": shared["nanochat_master_port"],
         "nodes": {
             host: {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,29 @@ def explain(
     else:
         ahead, rest = [first.cause], found[1:]
     return [*ahead, *kept, *_followed(rest)]
+
+
+def restarts(runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What a run has done about its failures by itself, by the host that knows most of them.
+
+    :param runs: C(node.run) of C(node_info) by host.
+    """
+    known = [run["restarts"] for run in runs.values() if run.get("restarts")]
+    if not known:
+        return []
+    state = max(known, key=lambda one: len(one["failures"]))
+    last, done = state["failures"][-1], len(state["failures"]) - bool(state["gave_up"])
+    when = time.strftime("%H:%M:%S", time.localtime(last["time"]))
+    what = f"it broke at step {last['step']}, {when}: {last['what']} ({last['code']})"
+    if state["gave_up"]:
+        fix = f"not started again: {state['gave_up']}"
+    elif state["next_unix"]:
+        at = time.strftime("%H:%M:%S", time.localtime(state["next_unix"]))
+        fix = f"nothing to do: it starts again at {at}"
+    else:
+        fix = "nothing to do: it goes on from its newest whole checkpoint"
+    text = f"started again by itself {done} of at most {state['limit']} times; {what}"
+    return [cause("restarted", text, fix, weight="note")]
 
 
 def last_words(nodes: Mapping[str, Mapping[str, Any]], causes: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -119,9 +119,9 @@ def _check(settings: dict[str, Any], host: str, causes: list[dict[str, Any]]) ->
     for name in _POSITIVE:
         if settings[name] is not None and settings[name] < 1:
             bad(f"{name}={settings[name]} is less than 1")
-    kept = settings["nanochat_keep_checkpoints"]
-    if kept < 0:
-        bad(f"nanochat_keep_checkpoints={kept} is less than 0", "1 or more checkpoints; 0 keeps all")
+    for name, fix in (("nanochat_auto_resume", "0 for no other start"), ("nanochat_keep_checkpoints", "0 keeps all")):
+        if settings[name] < 0:
+            bad(f"{name}={settings[name]} is less than 0", f"1 or more; {fix}")
     if not 1 <= settings["nanochat_master_port"] <= 65535:
         bad(
             f"nanochat_master_port={settings['nanochat_master_port']} is not a TCP port",

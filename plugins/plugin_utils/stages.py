@@ -355,6 +355,7 @@ def _start(
             "exchange": settings["nanochat_exchange"],
             "wire_dtype": settings["nanochat_wire_dtype"],
             "resume": settings["nanochat_resume"],
+            "auto_resume": settings["nanochat_auto_resume"],
             "resume_replay": settings["nanochat_resume_replay"],
             "keep_checkpoints": settings["nanochat_keep_checkpoints"],
             "expected_bytes_per_step": run.expected_bytes_per_step,
@@ -514,7 +515,7 @@ def status(view: View, state: State) -> State:
     told = seen.cluster.get("causes", [])
     if state["run_state"] in ("failed", "half_alive"):
         told = root_cause.explain(_master_first(nodes, state["plan"]["hosts"]), seen.beats, told)
-    causes = _merge(causes, told)
+    causes = _merge(causes, told, root_cause.restarts(runs))
     state["last_words"] = root_cause.last_words(nodes, causes)
     return {
         **state,

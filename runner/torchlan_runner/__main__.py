@@ -133,6 +133,7 @@ def _go_on(beat: Beat, board: Any, script: str, args: list[str]) -> None:
     from torchlan_runner import resume
 
     args[:], told = resume.prepare(board, beat.plan, script, args, os.environ)
+    beat.counters.began_at = resume.begins_at(args)
     if beat.plan.rank == 0:
         beat.causes.extend(told)
         for entry in told:

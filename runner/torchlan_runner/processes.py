@@ -73,6 +73,26 @@ def left_of(run_dir: str, rank: int) -> list[int]:
     return found
 
 
+def of_ranks(run_dir: str) -> list[int]:
+    """The ranks of a host's part of a run, what they have started, and their guards; not its shell and its agent."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            env = environment(int(name))
+            mine = env.get(RUN_DIR.encode()) == os.fsencode(run_dir) and (b"RANK" in env or _is_guard(int(name)))
+            if mine and (stat(int(name)) or ("Z",))[0] not in "ZX":
+                found.append(int(name))
+    return found
+
+
+def _is_guard(pid: int) -> bool:
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            return b"torchlan_runner.guard" in file.read()
+    except OSError:
+        return False
+
+
 def interface_problem(name: str | None) -> str | None:
     """What is wrong with a network interface of this host; None when nothing is, or nobody named one."""
     if not name or name == "lo":

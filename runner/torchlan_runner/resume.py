@@ -268,5 +268,11 @@ def prepare(
     return Resume(board, plan, environ, args).run()
 
 
+def begins_at(args: list[str]) -> int:
+    """The step that the script goes on from with these arguments; 0 at a start."""
+    step = next((word.partition("=")[2] for word in args if word.startswith("--resume-from-step=")), "")
+    return int(step) if step.isdigit() else 0
+
+
 def _step(name: str) -> int:
     return checkpoints.step_of(name) or 0

@@ -90,7 +90,7 @@ class Own:
             return None
         plan = self.plan
         what = "rank %d on %s (pid %s) stands still since %s, at step %s: %s (state %s)" % (
-            plan.rank, plan.host, self.beat.get("pid"), clock_time(silent), self.beat.get("step"),
+            plan.rank, plan.host, self.beat.get("pid"), clock_time(silent), reached(self.beat),
             _STATES.get(state, "unknown"), state,
         )  # fmt: skip
         fix = {
@@ -187,10 +187,16 @@ def agent_lost(plan: Plan, pid: int) -> dict[str, Any]:
 def died(plan: Plan, beat: Mapping[str, Any], rank: int) -> dict[str, Any]:
     host = plan.place(rank)[0] or beat.get("host")
     what = "rank %d on %s (pid %s) ended without a word in state %s at step %s" % (
-        rank, host, beat.get("pid"), beat.get("state"), beat.get("step"),
+        rank, host, beat.get("pid"), beat.get("state"), reached(beat),
     )  # fmt: skip
     fix = "it was killed, or its host went down: look at train.log and the kernel log (out of memory?) on %s" % host
     return cause("rank_died", what, fix, host=host, rank=rank)
+
+
+def reached(beat: Mapping[str, Any]) -> Any:
+    """The step of the whole run: a beat counts from where its start went on."""
+    step = beat.get("step")
+    return step + (beat.get("began_at") or 0) if isinstance(step, int) else step
 
 
 def clock_time(seconds_ago: float) -> str:

@@ -134,7 +134,7 @@ class Cluster:
         self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan", limit: float = 300
     ) -> Result:
         """Run a playbook of the collection from the user's folder; `name=value` words become -e strings."""
-        argv, env = self._command(name, *args, run=run, core=core, inventory=inventory)
+        argv, env = self.command(name, *args, run=run, core=core, inventory=inventory)
         before = time.monotonic()
         done = subprocess.run(
             *(argv,),
@@ -153,11 +153,11 @@ class Cluster:
 
     def start_playbook(self, name: str, *args: str, run: str = "") -> subprocess.Popen[bytes]:
         """The same, in a process group of its own that can be killed."""
-        argv, env = self._command(name, *args, run=run)
+        argv, env = self.command(name, *args, run=run)
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         return subprocess.Popen(argv, cwd=self.user, env=env, start_new_session=True, **quiet)
 
-    def _command(
+    def command(
         self, name: str, *args: str, run: str = "", core: str = "", inventory: str = "lan"
     ) -> tuple[list[str], dict[str, str]]:
         folder = CORES[core] if core else next(iter(CORES.values()))
@@ -185,7 +185,7 @@ class Cluster:
         return next(
             process["pid"]
             for process in self.processes(host, run)
-            if process["rank"] is None and "torch.distributed.run" in process["argv"]
+            if process["rank"] is None and process["argv"][1:3] == ["-m", "torch.distributed.run"]
         )
 
     def trains_together(self, run: str, seconds: float = 2) -> bool:

@@ -173,7 +173,16 @@ FAULTS = [
         args={"fail-at-step": 3, "fail-rank": 1},
         long=True,
     ),
-    Fault("out of memory in one rank", memory("256m"), "out_of_memory", "laptop", 1, undo=memory("3g"), long=True),
+    Fault(
+        "out of memory in one rank",
+        nothing,
+        "out_of_memory",
+        "laptop",
+        1,
+        prepare=memory("300m"),  # enough for ssh and the agent, too little for the first step
+        undo=memory("3g"),
+        long=True,
+    ),
 ]
 
 
@@ -238,7 +247,7 @@ def test_fault(cluster: Cluster, fault: Fault, table: list[Row], clean: None) ->
     assert f":{port_of(RUN)} " not in cluster.lan.exec("workstation", "ss", "-Hltn")
     seen = picture(cluster, paths)
     if fault.do is nothing:  # it came by itself
-        began = min(rank["error"]["time"] for rank in seen["ranks"] if rank.get("error"))
+        began = min((rank.get("error") or rank)["time"] for rank in seen["ranks"])
         ended = max(rank["time"] for rank in seen["ranks"])
     result = cluster.playbook("status", run=RUN)
     shown = re.search(r"\n +error: .*?\[(\w+)\]\n", result.text, re.DOTALL)

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
-from conftest import SMALL, Cluster
+import pytest
+from conftest import SMALL, Cluster, port_of
 
 TRAIN = {**SMALL, "num-iterations": 20, "save-every": 5}
 KILLED_AT = 7
@@ -30,14 +34,13 @@ def losses(text: str) -> dict[int, str]:
     return {int(step): loss for step, loss in re.findall(r"^step (\d+)/\d+ .*?loss: ([\d.]+)", text, re.MULTILINE)}
 
 
-def kill_at_step(cluster: Cluster, run: str, step: int) -> None:
-    """The worker on laptop, as soon as rank 0 has printed the step."""
+def kill_at_step(cluster: Cluster, run: str, step: int, host: str = "laptop") -> None:
+    """The worker on a host, as soon as rank 0 has printed the step."""
     deadline = time.monotonic() + 120
     while step not in losses(log(cluster, run)):
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    cluster.kill("laptop", *(p["pid"] for p in cluster.processes("laptop", run) if p["rank"] == 1))
-    cluster.wait_until_gone(run, 120)
+    cluster.kill(host, *(p["pid"] for p in cluster.processes(host, run) if p["rank"] is not None))
 
 
 def checkpoints(cluster: Cluster, host: str, run: str) -> str:
@@ -54,6 +57,7 @@ def test_goes_on_as_if_nothing_had_happened(cluster: Cluster, run: str) -> None:
     result = launch(cluster, run, seconds=1.0)  # from step 0: what is there is set aside, not overwritten
     assert result.status == 0, result
     kill_at_step(cluster, run, KILLED_AT)
+    cluster.wait_until_gone(run, 120)
     folder = checkpoints(cluster, "workstation", run)
     assert "model_000020.pt" in cluster.lan.exec("workstation", "ls", "-R", folder.replace(f"/{run}", "_kept"))
     assert "model_000005.pt" not in cluster.lan.exec("laptop", "ls", checkpoints(cluster, "laptop", run))
@@ -85,3 +89,82 @@ def test_goes_on_as_if_nothing_had_happened(cluster: Cluster, run: str) -> None:
     home = checkpoints(cluster, "laptop", run).split("/base_checkpoints/")[0]
     text = cluster.lan.exec("laptop", "cat", f"{home}/runs/{run}/current-0/train.log")
     assert losses(text) == {step: loss for step, loss in unbroken.items() if step >= 15}
+
+
+def test_goes_on_by_itself_without_a_controller(cluster: Cluster, run: str) -> None:
+    result = launch(cluster, run)
+    assert result.status == 0, result
+    cluster.wait_until_gone(run)
+    unbroken = losses(log(cluster, run))
+
+    result = launch(cluster, run, seconds=1.0, variables={"nanochat_auto_resume": 3})
+    assert result.status == 0, result
+    kill_at_step(cluster, run, KILLED_AT)
+    kill_at_step(cluster, run, 13, "workstation")
+    cluster.wait_until_gone(run, 180)
+    assert losses(log(cluster, run)) == unbroken
+    result = cluster.playbook("status", run=run)
+    assert result.status == 0, result
+    told = re.sub(r"\s+", " ", result.text)
+    assert re.search("started again by itself 2 of at most 3 times; it broke at step 1[345],", told), result
+    assert "finished" in result.text
+
+
+def cut(cluster: Cluster, host: str, seconds: float) -> None:
+    """The cable is out for so long."""
+    cluster.lan.exec(host, "ip", "link", "set", "eth0", "down")
+    time.sleep(seconds)
+    cluster.lan.exec(host, "ip", "link", "set", "eth0", "up")
+
+
+def worker(cluster: Cluster, run: str, host: str, signal: str) -> None:
+    cluster.kill(host, *(p["pid"] for p in cluster.processes(host, run) if p["rank"] is not None), signal=signal)
+
+
+MISHAPS: list[Callable[[Cluster, str], None]] = [
+    lambda cluster, run: worker(cluster, run, "laptop", "KILL"),
+    lambda cluster, _run: cut(cluster, "laptop", 20),
+    lambda cluster, run: worker(cluster, run, "workstation", "KILL"),
+    lambda cluster, run: cluster.kill("laptop", cluster.agent("laptop", run)),
+    lambda cluster, run: worker(cluster, run, "laptop", "STOP"),
+    lambda cluster, _run: cut(cluster, "workstation", 20),
+    lambda cluster, run: cluster.kill("workstation", cluster.agent("workstation", run)),
+]
+
+
+def test_a_mishap_every_two_minutes(cluster: Cluster, run: str) -> None:
+    """TORCHLAN_CHAOS minutes (30 is what is asked of it) of steps of a second; no digit of a loss is another one."""
+    minutes = float(os.environ.get("TORCHLAN_CHAOS", "0"))
+    if not minutes:
+        pytest.skip("TORCHLAN_CHAOS is not set")
+    train = {"num-iterations": int(40 * minutes), "save-every": 10}
+    result = launch(cluster, run, variables={"nanochat_extra_args": train})
+    assert result.status == 0, result
+    cluster.wait_until_gone(run, 600)
+    unbroken = losses(log(cluster, run))
+
+    variables = {"nanochat_extra_args": train, "nanochat_auto_resume": 99, "nanochat_hang_timeout": 15}
+    result = launch(cluster, run, seconds=1.0, variables=variables)
+    assert result.status == 0, result
+    began = time.monotonic()
+    for mishap in itertools.cycle(MISHAPS):
+        if time.monotonic() > began + 60 * minutes:
+            break
+        before = len(re.findall("starts again", log(cluster, run)))
+        mishap(cluster, run)
+        next_at = time.monotonic() + 120
+        while len(re.findall("starts again", log(cluster, run))) == before:
+            assert time.monotonic() < next_at, log(cluster, run)[-5000:]
+            time.sleep(1)
+        print(f"{time.monotonic() - began:.0f} s: started again, step {max(losses(log(cluster, run)))}", flush=True)
+        while time.monotonic() < next_at and any(cluster.pids(run).values()):
+            time.sleep(1)
+        if not any(cluster.pids(run).values()):
+            break
+    cluster.wait_until_gone(run, 900)
+    assert losses(log(cluster, run)) == unbroken
+    for host in ("workstation", "laptop"):
+        assert cluster.lan.exec(host, "cat", f"{cluster.node_dir(host, run)}/exit_code").strip() == "0"
+        names = cluster.lan.exec(host, "ls", checkpoints(cluster, host, run)).split()
+        assert f"optim_{int(40 * minutes):06d}_rank{int(host == 'laptop')}.pt" in names
+    assert f":{port_of(run)} " not in cluster.lan.exec("workstation", "ss", "-Hltn")

@@ -105,9 +105,12 @@ class Cluster:
         python: str | None = None,
         cwd: str | None = None,
         runner: bool = True,
+        again: int = 0,
     ) -> None:
         nproc = self.nodes[key]["nproc"] if key < len(self.nodes) else 1
+        keeper = [self.python, "-m", "torchlan_runner.again", f"--times={again}", "--"] if again else []
         command = [
+            *keeper,
             python or self.python,
             "-m",
             "torch.distributed.run",
@@ -117,8 +120,7 @@ class Cluster:
             "--master_addr=127.0.0.1",
             f"--master_port={self.port}",
             f"--rdzv_id=t.{self.attempt}",
-            "--rdzv-conf",
-            "timeout=20",
+            "--rdzv-conf=timeout=20",
             "-m",
             *(["torchlan_runner"] if runner else []),
             script,

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import ARGS, Cluster
+from agents import ARGS, Cluster, until
 
 PYTHON = os.environ.get("TORCHLAN_TORCH_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="TORCHLAN_TORCH_PYTHON is not set")
@@ -50,6 +52,38 @@ def trials(tmp_path: Path) -> Iterator[Trials]:
 
 def losses(log: str) -> dict[int, str]:
     return {int(step): loss for step, loss in re.findall(r"^step (\d+)/\d+ .*?loss: ([\d.]+)", log, re.MULTILINE)}
+
+
+def kill_at_step(trials: Trials, key: int, step: int) -> None:
+    """The worker of a host, once it has done so many steps."""
+    until(
+        lambda: trials.cluster.beat(key, key)["step"] >= step and trials.cluster.beat(key, key)["state"] == "training"
+    )
+    os.kill(trials.cluster.beat(key, key)["pid"], signal.SIGKILL)
+
+
+def test_goes_on_by_itself_when_workers_are_killed(trials: Trials) -> None:
+    ended, log = trials.start(TRAIN)
+    assert ended == {0: 0, 1: 0}, log
+    unbroken = losses(log)
+
+    cluster = trials.cluster
+    cluster.attempt = "again"
+    for key in (0, 1):
+        (cluster.node_dir(key) / "train.log").unlink()
+        cluster.start(key, [*TRAIN, "--step-seconds=1"], again=3)
+    kill_at_step(trials, 1, 6)  # after the checkpoint of step 4
+    until(lambda: not (cluster.node_dir(1) / "beats/rank-1.json").exists())
+    kill_at_step(trials, 0, 5)  # of those after step 4: after the checkpoint of step 8
+    assert cluster.wait() == {0: 0, 1: 0}, cluster.log(0) + cluster.log(1)
+    for key in (0, 1):
+        state = json.loads((cluster.node_dir(key) / "restarts.json").read_text())
+        assert [one["code"] for one in state["failures"]] == ["rank_died", "rank_died"]
+        assert (state["next_unix"], state["gave_up"]) == (None, None)
+        until(lambda key=key: not cluster.workers(key), 20)
+    log = cluster.log(0)
+    assert ["the run goes on from step %d" % step in log for step in (4, 8)] == [True, True]
+    assert losses(log) == unbroken
 
 
 def codes(found: dict[str, Any]) -> list[str]:

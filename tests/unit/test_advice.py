@@ -94,6 +94,14 @@ def test_slow_disks(filesystem: dict[str, Any], extra: str, expected: str | None
     assert said(found, nanochat_extra_args=extra) == ([(expected, "workstation", "warning")] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"), [("save-every=5", []), ("save-every=-1", ["warning"]), ("", ["warning"])]
+)
+def test_a_run_that_starts_again_and_never_saves(every: str, expected: list[str]) -> None:
+    found = said(healthy(), nanochat_auto_resume=2, nanochat_extra_args=every)
+    assert [weight for code, _host, weight in found if code == "checkpoint_missing"] == expected
+
+
 # ---- processor, limits, swap, others ----
 
 

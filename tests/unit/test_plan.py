@@ -174,6 +174,21 @@ def test_a_device_given_twice() -> None:
     planned(pair(nanochat_extra_args="device_type=cpu"))
 
 
+@pytest.mark.parametrize("asked", [{"nanochat_resume": "latest"}, {"nanochat_auto_resume": 3}])
+@pytest.mark.parametrize(
+    "against",
+    [
+        {"nanochat_runner": False},
+        {"nanochat_script": "scripts.mid_train"},
+        {"nanochat_extra_args": "resume-from-step=5"},
+    ],
+)
+def test_who_can_resume(asked: dict[str, Any], against: dict[str, Any]) -> None:
+    assert plan.make(pair(**asked))[1] == []
+    ((code, _host, what),) = said(plan.make(pair(**asked, **against))[1])
+    assert code == "setting_invalid" and next(iter(asked)) in what
+
+
 @pytest.mark.parametrize("without", [{"nanochat_runner": False}, {"nanochat_script": "scripts.mid_train"}])
 def test_who_keeps_checkpoints(without: dict[str, Any]) -> None:
     assert plan.make(pair(nanochat_keep_checkpoints=2))[1] == plan.make(pair(**without))[1] == []

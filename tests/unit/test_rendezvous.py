@@ -170,6 +170,29 @@ def test_causes_of_the_ranks_come_first(master: Master) -> None:
     assert eventually(lambda: outcome(master.ask())) == ("failed", True, ["arguments_differ"])
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("rank_frozen", ("restarting", False, [])), ("disk_full", ("failed", True, ["disk_full"]))],
+)
+def test_a_run_that_starts_again_by_itself(lab: Lab, code: str, expected: Any) -> None:
+    master = Master(lab, {**PLAN, "auto_resume": 2})
+    master.alive()
+    cause = {"code": code, "weight": "error", "host": "laptop", "rank": 1, "what": "rank 1 broke", "fix": "x"}
+    master.cluster(beat(0, state="failed"), beat(1, state="failed"), causes=[cause])
+    answer = master.ask()
+    assert outcome(answer) == expected
+    assert answer["progress"].startswith("rank 1 broke")
+
+
+def test_time_counts_from_the_last_start(master: Master) -> None:
+    master.lab.agent(master.folder, exit_at_once=True, barrier=True)
+    eventually(lambda: master.lab.pids(role="agent") and not master.lab.pids(role="worker"))
+    master.started(5000)
+    assert outcome(master.ask())[0] == "failed"
+    (master.folder / "restarts.json").write_text(json.dumps({"next_unix": time.time() + 5, "failures": []}))
+    assert outcome(master.ask()) == ("waiting_for_ranks", False, [])
+
+
 def test_an_exception_in_a_rank(master: Master) -> None:
     master.alive()
     error = {"type": "FileNotFoundError", "message": "tokenizer.pkl", "time": 5}

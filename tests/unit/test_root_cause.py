@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from builders import HOSTS, beat, node, run
 
-from ansible_collections.torchlan.nanochat.plugins.module_utils import run_evidence
+from ansible_collections.torchlan.nanochat.plugins.module_utils import messages, run_evidence
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import root_cause
 
@@ -220,6 +220,26 @@ def test_nothing_is_known() -> None:
     assert explained({"workstation": run("stopped", exit_code=143)}, told=known) == known
 
 
+@pytest.mark.parametrize(
+    ("next_unix", "gave_up", "words", "fix"),
+    [
+        (None, None, "started again by itself 2 of at most 3 times", "nothing to do: it goes on"),
+        (NOW + 20, None, "started again by itself 2 of at most 3 times", "nothing to do: it starts again at"),
+        (None, "disk_full does not heal", "started again by itself 1 of", "not started again: disk_full does not heal"),
+    ],
+)
+def test_what_a_run_did_about_its_failures(next_unix: float | None, gave_up: str | None, words: str, fix: str) -> None:
+    failure = {"time": NOW, "code": "rank_died", "what": "rank 1 on laptop ended", "step": 812, "exit_code": 1}
+    state = {"limit": 3, "failures": [failure], "next_unix": None, "gave_up": None}
+    newer = {**state, "failures": [failure, failure], "next_unix": next_unix, "gave_up": gave_up}
+    runs = {"workstation": run("alive", restarts=state), "laptop": run("alive", restarts=newer)}
+    (told,) = root_cause.restarts(runs)
+    assert (told["code"], told["weight"]) == ("restarted", "note")
+    assert told["what"].startswith(words) and "step 812" in told["what"] and "rank 1 on laptop ended" in told["what"]
+    assert told["fix"].startswith(fix)
+    assert root_cause.restarts({"workstation": run("alive")}) == []
+
+
 # ---- what a host finds ----
 
 
@@ -236,6 +256,12 @@ def test_evidence_of_a_host(tmp_path: Path) -> None:
     assert found["ended_unix"] == NOW and noise not in found["log"] and "step 1" in found["log"]
     assert found["oom_kills"] == (None if before is None else run_evidence.oom_kills() - before)
     assert run_evidence.evidence(str(tmp_path), None, [])["oom_kills"] is None
+
+
+def test_only_the_last_of_several_starts_is_evidence(tmp_path: Path) -> None:
+    again = f"[torchlan] {messages.STARTS_AGAIN}, 1 of at most 3 times, after rank_died: rank 0"
+    found = run_evidence.evidence(str(tmp_path), None, [*table(0, -9), again, *table(1, 1)])
+    assert [failure["rank"] for failure in found["failures"]] == [1]
 
 
 def test_a_table_that_cannot_be_read_is_none() -> None:

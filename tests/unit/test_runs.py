@@ -260,7 +260,37 @@ def test_an_agent_in_its_exit_barrier_is_half_alive(lab: Lab) -> None:
     (folder / "beats" / "rank-0.json").write_text(json.dumps(beat))
     assert look(lab)["state"] == "alive"  # all agents need a moment to end
     (folder / "beats" / "rank-0.json").write_text(json.dumps(dict(beat, time=time.time() - 30)))
-    assert look(lab)["state"] == "half_alive"
+    eventually(lambda: look(lab)["state"] == "half_alive")  # the worker may not even have come and gone
+
+
+def supervised(lab: Lab, folder: Path, **fake: Any) -> None:
+    """The real supervisor above a fake agent."""
+    env = {**os.environ, "TORCHLAN_RUN_DIR": str(folder), "TORCHLAN_PLAN": "{}", "FAKE": json.dumps(fake)}
+    env["PYTHONPATH"] = f"{lab.fakes}:{Path(__file__).resolve().parents[2] / 'runner'}"
+    argv = [sys.executable, "-m", "torchlan_runner.again", "--times=3", "--", sys.executable, "-m"]
+    lab.child([*argv, "torch.distributed.run", "-m", "fake_worker"], env)
+
+
+def test_between_two_starts_a_run_is_alive(lab: Lab) -> None:
+    folder = lab.make(run_json="{}")
+    supervised(lab, folder, die=1)
+    eventually(lambda: (folder / "restarts.json").exists())
+    assert roles(lab) == ["supervisor"]
+    seen = look(lab)
+    assert seen["state"] == "alive"
+    assert [one["exit_code"] for one in seen["restarts"]["failures"]] == [1]
+    assert seen["restarts"]["next_unix"] > time.time()
+    assert [one["signal"] for one in lab.stop()["ended"]] == ["SIGTERM"]
+
+
+def test_a_supervisor_ends_its_agent_itself_and_does_not_start_another(lab: Lab) -> None:
+    folder = lab.make(run_json="{}")
+    supervised(lab, folder)
+    eventually(lambda: roles(lab) == ["agent", "supervisor", "worker"])
+    assert look(lab)["state"] == "alive"
+    ended = {one["role"]: one["signal"] for one in lab.stop()["ended"]}
+    assert ended == {"supervisor": "SIGTERM", "agent": None, "worker": None}
+    assert roles(lab) == [] and not (folder / "restarts.json").exists()
 
 
 def test_leftovers_of_an_older_attempt(lab: Lab) -> None:
