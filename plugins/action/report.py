@@ -45,7 +45,10 @@ class ActionModule(ActionBase):
                 )
         if of == "preflight":
             _write_check(made, state, view.shared["nanochat_preflight_json"])
-        text = screen.SCREENS[of](made, state, settings, file)
+        if of == "status" and view.shared["nanochat_json"]:
+            text = json.dumps({**made, "verdict": None}, default=str)  # a look at it judges nothing
+        else:
+            text = screen.SCREENS[of](made, state, settings, file)
         Display().display(text)
         failed = not screen.succeeded(of, made, state)
         result.update(changed=False, failed=failed)

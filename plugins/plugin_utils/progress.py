@@ -52,7 +52,8 @@ def total(beats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     done = min((beat.get("step") or 0 for beat in listed), default=None)
     step = None if done is None else done + began_at(listed)
     pace = max((beat["step_s"] for beat in listed if beat.get("step_s")), default=None)
-    over = all(beat.get("state") == "finished" for beat in listed) and bool(listed)
+    states = {beat.get("state") for beat in listed}
+    over = states == {"finished"} or bool(states & {"failed", "stopped"})
     left = max(0, steps - step) if steps and step is not None else None
     return {
         "step": step,

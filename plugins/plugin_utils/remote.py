@@ -136,7 +136,7 @@ class RemoteAction(ActionBase):
                 self._connection.put_file(os.path.abspath(source), remote_path)
         except (AnsibleConnectionFailure, AnsibleError) as problem:
             raise Lost(
-                cause("host_unreachable", f"the copy to {remote_path} broke: {_short(str(problem))}")
+                cause("host_unreachable", f"the copy to {remote_path} broke: {short(str(problem))}")
             ) from problem
 
 
@@ -167,7 +167,8 @@ def _texts(result: dict[str, Any]) -> list[str]:
     return [str(result[key]) for key in ("msg", "module_stderr", "module_stdout") if result.get(key)]
 
 
-def _short(text: str, limit: int = 300) -> str:
+def short(text: str, limit: int = 300) -> str:
+    """On one line, and not longer than that."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -195,7 +196,7 @@ def _ssh_cause(host: str, text: str, connection: dict[str, Any]) -> dict[str, An
         "ssh_refused": f"ssh-copy-id {target}",
         "host_unreachable": f"is it on, and at this address? try: ssh {target}",
     }
-    return cause(code, f"{host} ({address}): {_short(text)}", fixes.get(code), host=host)
+    return cause(code, f"{host} ({address}): {short(text)}", fixes.get(code), host=host)
 
 
 def _know(target: str, address: str, text: str) -> str:
@@ -209,4 +210,4 @@ def _module_cause(host: str, text: str) -> dict[str, Any]:
     code = next((code for words, code in _SSH_TEXTS if words in lowered and code == "sudo_password"), None)
     if code is None and _NO_PYTHON.search(text):
         code = "python_missing"
-    return cause(code or "module_failed", f"{host}: {_short(text)}", host=host)
+    return cause(code or "module_failed", f"{host}: {short(text)}", host=host)

@@ -62,7 +62,7 @@ def size(count: int | None) -> str:
     raise AssertionError("unreachable")
 
 
-def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
+def causes(entries: Iterable[dict[str, Any]], width: int = _WIDTH) -> list[str]:
     """Causes worst first, each with its cure."""
     lines = []
     for entry in sorted(entries, key=lambda entry: _ORDER[entry["weight"]]):
@@ -70,7 +70,7 @@ def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
         host = f"{entry['host']}: " if entry["host"] and entry["host"] not in entry["what"] else ""
         lines += textwrap.wrap(
             f"{entry['weight']}: {host}{entry['what']}{where}  [{entry['code']}]",
-            _WIDTH,
+            width,
             initial_indent="  ",
             subsequent_indent="      ",
             break_long_words=False,
@@ -78,7 +78,7 @@ def causes(entries: Iterable[dict[str, Any]]) -> list[str]:
         )
         lines += textwrap.wrap(
             f"fix: {entry['fix']}",
-            _WIDTH,
+            width,
             initial_indent="    ",
             subsequent_indent="         ",
             break_long_words=False,
@@ -134,9 +134,14 @@ def ranks(report: Mapping[str, Any]) -> list[str]:
 
 
 def progress_table(report: Mapping[str, Any]) -> list[str]:
-    """The run as it goes: a line a rank, then one for all."""
-    total = report["total"]
-    rows = [
+    """The run as it goes: a line a rank, then what all have reached. 80 columns are enough for usual names."""
+    return [*ranks_now(report), "", *progress_now(report["total"])]
+
+
+def ranks_now(report: Mapping[str, Any]) -> list[str]:
+    """A heading and a line a rank: what it does, and how long ago it said so."""
+    head = ["rank", "host", "state", "step", "in comm.", "memory", "beat", "exit"]
+    rows: list[tuple[Any, ...]] = [
         (
             str(entry["rank"]),
             entry["host"],
@@ -144,20 +149,35 @@ def progress_table(report: Mapping[str, Any]) -> list[str]:
             entry["step"],
             _percent(entry["communication_share"]),
             size(entry["memory_bytes"]),
-            None if entry["last_beat_age_s"] is None else f"{entry['last_beat_age_s']:.0f} s ago",
+            progress.duration(entry["last_beat_age_s"]),
             entry["exit_code"],
         )
         for entry in report["ranks"]
     ]
-    lines = table(["rank", "host", "state", "step", "in communication", "memory", "beat", "exit"], rows)
+    if all(row[-1] is None for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    return table(head, rows)
+
+
+def progress_now(total: Mapping[str, Any]) -> list[str]:
+    """How far all ranks are, and how it goes."""
+    first = " ".join(filter(None, [progress.progress_bar(total["step"], total["steps"], 30), how_far(total)]))
+    return [f"  {line}" for line in (first, ", ".join(figures(total))) if line]
+
+
+def how_far(total: Mapping[str, Any]) -> str:
+    """C(step 3 of 10, done in 18 s)."""
     step, steps = total["step"], total["steps"]
-    said = [f"step {_cell(step)} of {steps:,}" if steps else f"step {_cell(step)}"]
-    said += [f"loss {total['loss']:.4f}"] if total["loss"] is not None else []
-    said += [f"validation bpb {total['val_bpb']:.4f}"] if total["val_bpb"] is not None else []
+    left = f", done in {progress.duration(total['eta_s'])}" if total["eta_s"] else ""
+    return (f"step {_cell(step)} of {steps:,}" if steps else f"step {_cell(step)}") + left
+
+
+def figures(total: Mapping[str, Any], few: bool = False) -> list[str]:
+    """What is known of loss and speed."""
+    said = [f"loss {total['loss']:.4f}"] if total["loss"] is not None else []
+    said += [f"validation bpb {total['val_bpb']:.4f}"] if total["val_bpb"] is not None and not few else []
     said += [f"{total['tokens_per_s']:,.0f} tokens/s"] if total["tokens_per_s"] else []
-    said += [f"{total['step_s']:.3g} s a step"] if total["step_s"] else []
-    said += [f"done in {progress.duration(total['eta_s'])}"] if total["eta_s"] else []
-    return [*lines, "", f"  {' '.join(filter(None, [progress.progress_bar(step, steps, 20), ', '.join(said)]))}"]
+    return said + ([f"{total['step_s']:.3g} s a step"] if total["step_s"] and not few else [])
 
 
 def _percent(share: float | None) -> str:

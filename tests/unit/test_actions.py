@@ -6,15 +6,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from ansible.errors import AnsibleError
-from builders import HOSTS, SECRET, coerced, fresh, looked, nodes, smoke
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from builders import ATTEMPT, HOSTS, SECRET, beat, coerced, fresh, looked, nodes, smoke
 
-from ansible_collections.torchlan.nanochat.plugins.action import rendezvous, report, settings, training_run, verdict
+from ansible_collections.torchlan.nanochat.plugins.action import (
+    rendezvous,
+    report,
+    settings,
+    training_run,
+    verdict,
+    watch,
+)
 from ansible_collections.torchlan.nanochat.plugins.module_utils.causes import cause
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils import stages
 
@@ -214,6 +222,16 @@ def test_the_others_leave_the_report_alone(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not result["failed"] and list(tmp_path.iterdir()) == []
 
 
+def test_status_for_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    state = state_of(run_state="alive", beats=[beat(0), beat(1)])
+    for causes in ([], [cause("half_alive", "x\ny", host="laptop")]):
+        state["causes"] = causes
+        result, text = reported(monkeypatch, tmp_path, state, "status", nanochat_json=True)
+        made = json.loads(text)
+        assert (made["state"], made["verdict"], made["causes"]) == ("running", None, causes)
+        assert made["ranks"][1]["step"] == 3 and text.count("\n") == 0 and result["failed"] == bool(causes)
+
+
 def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result, text = reported(monkeypatch, tmp_path / "file", state_of(verdict="proven"))
@@ -262,6 +280,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
     def time(self) -> float:
         return 1e9 + self.now
 
@@ -308,6 +329,78 @@ def test_waiting_has_an_end_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_check_mode_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(waited(monkeypatch, [line("x")], check_mode=True)[2]) == 1
+
+
+# ---- watching ----
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any] | Exception], terminal: Any = None
+) -> tuple[str, list[str]]:
+    """Why the watch ended, and what was given to the screen; the last answer is given again and again."""
+    clock = Clock()
+    shown: list[str] = []
+    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(watch.terminal, "size", lambda: terminal)
+
+    def display(_self: Any, text: str, log_only: bool = False, **_more: Any) -> None:
+        shown.extend([] if log_only else [text])
+
+    def execute(command: str, sudoable: bool) -> dict[str, Any]:
+        assert not sudoable and command.startswith("cd ~/'my cache'/runs/try/current-0 && ")
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(watch.Display, "display", display)
+    one = action(watch.ActionModule, {"run": "try", "base_dir": "~/my cache"})
+    one._task.delegate_to = "workstation"
+    monkeypatch.setattr(one, "_low_level_execute_command", execute)
+    result = one.run(None, {"inventory_hostname": "laptop"})
+    assert (result["changed"], result["ok"]) == (False, True)
+    return str(result["ended"]), shown
+
+
+def answer(step: int, code: int | str = "", **values: Any) -> dict[str, Any]:
+    ranks = [beat(rank, step=step, time=1000 + step, **values) for rank in (0, 1)]
+    lines = [f"/base/runs/try/attempts/{ATTEMPT}/node-0", 1000 + step, code, json.dumps({"ranks": ranks}), "a line"]
+    return {"rc": 0, "stdout": "".join(f"{line}\n" for line in lines), "stderr": ""}
+
+
+GONE = AnsibleConnectionFailure("ssh: connect to host 192.0.2.36:\nNo route to host")
+
+
+def test_a_watch_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = answer(9, 0, state="finished")
+    ended, shown = watched(monkeypatch, [*(answer(step) for step in range(1, 9)), last])
+    assert ended == "the run has ended: exit code 0"
+    steps = [line.partition("  ")[2].partition(",")[0] for line in shown[:-1]]
+    assert steps == ["step 1 of 10", "step 6 of 10", "step 9 of 10"], "every ten seconds, and the end"
+    assert shown[-1] == f"  {ended}" and "\x1b" not in "".join(shown)
+
+
+def test_a_watch_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = os.terminal_size((80, 24))
+    ended, shown = watched(monkeypatch, [answer(1), GONE, answer(2), answer(3, 0, state="finished")], size)
+    assert shown[0].startswith("run try") and shown[2].startswith("run try"), "below what was said"
+    assert (
+        shown[1] == "  workstation does not answer, trying for 60 s: ssh: connect to host 192.0.2.36: No route to host"
+    )
+    assert shown[3].startswith("\x1b[8Frun try") and shown[4] == f"  {ended}"
+
+
+def test_a_master_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, shown = watched(monkeypatch, [answer(1), GONE])
+    assert ended == "workstation has not answered for 60 s" and len(shown) == 3
+    ended, shown = watched(monkeypatch, [GONE])
+    assert ended.startswith("workstation does not answer: ssh") and len(shown) == 1
+
+
+def test_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"rc": 1, "stdout": "", "stderr": "cd: no such file"}
+    assert watched(monkeypatch, [nothing])[0] == "no run try is found on workstation: cd: no such file"
+    assert watched(monkeypatch, [answer(1)])[0].startswith("nothing new since ")
 
 
 def test_builders_are_like_the_action() -> None:

@@ -54,6 +54,7 @@ def test_a_resumed_run_counts_from_where_it_went_on() -> None:
 def test_nothing_is_promised_of_what_is_over_or_unknown() -> None:
     done = {"state": "finished", "step": 10, "step_s": 1.0}
     assert progress.total([beat(0, **done), beat(1, **done)])["eta_s"] is None
+    assert progress.total([beat(0, step_s=1.0), beat(1, state="failed")])["eta_s"] is None
     assert progress.total([])["step"] is None
     assert progress.progress_bar(3, None, 20) == "" and progress.progress_bar(12, 10, 4) == "[####]"
 

@@ -265,10 +265,22 @@ def test_status() -> None:
     assert f"run try: running, attempt {ATTEMPT}" in text
     row = next(line.split() for line in text.splitlines() if "training" in line)
     assert row[:7] == ["0", "workstation", "training", "3", "25%", "500.0", "MB"]
-    line = "  [######--------------] step 3 of 10, loss 5.2500, 1,234 tokens/s, 2.5 s a step, done in 18 s"
-    assert line in text.splitlines()
+    assert (
+        "  [#########---------------------] step 3 of 10, done in 18 s\n  loss 5.2500, 1,234 tokens/s, 2.5 s a step\n"
+        in text
+    )
     assert "  step 00003/00010 | loss: 5.25" in text
     assert "tmux -L torchlan attach" in text
+
+
+def test_the_run_as_it_goes_fits_80_columns() -> None:
+    most = {"step": 12_345, "step_of": 100_000, "step_s": 123.4, "val_bpb": 1.5, "tokens_per_s": 1234567.0}
+    most.update(communication_share=1.0, memory_bytes=99_900_000_000, age_s=99, exit_code=-9)
+    late = {"waiting_in": {"op": "reduce_scatter_tensor", "n": 7, "since": 0}}
+    lines = screen.progress_table(report.build({"beats": [beat(0, **most), beat(1, **most, **late)]}, {}, False))
+    assert max(map(len, lines)) <= 80, lines
+    assert "exit" in lines[0] and lines[2].endswith(" -9")
+    assert "exit" not in screen.progress_table(report.build({"beats": [beat(0), beat(1)]}, {}, False))[0]
 
 
 def test_status_shows_the_last_lines_of_what_failed() -> None:
