@@ -23,7 +23,6 @@ from torchlan_runner import exchange
 from torchlan_runner.beat import Beat, Counters
 from torchlan_runner.plan import Plan
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # rank 0 may sample and save alone for minutes while the others wait
 CONNECT_TIMEOUT = timedelta(seconds=60)
 
 # name -> which arguments carry the payload (position, keyword)
@@ -242,7 +241,7 @@ def start_gloo(plan: Plan, beat: Beat) -> None:
     real = dist.init_process_group
     real("gloo", timeout=CONNECT_TIMEOUT)  # connecting must not hang for half an hour
     try:
-        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+        dist.distributed_c10d._set_pg_timeout(exchange.TIMEOUT)
     except Exception as error:
         beat.say_once("the collectives' timeout stays at %s: %s" % (CONNECT_TIMEOUT, error))
     beat.backend = backend_name()

@@ -18,13 +18,16 @@ import itertools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 
 from torchlan_runner.plan import Plan
+from torchlan_runner.watch import BUSY
 
+TIMEOUT = timedelta(seconds=BUSY)  # rank 0 may sample and save alone for minutes while the others wait
 CHUNK = 1 << 20  # bytes
 SMALL = 1 << 16  # bytes of the whole tensor, below which Gloo is as fast
 _FIRST_TAG = 1 << 16  # the tags below are a script's own
@@ -163,7 +166,7 @@ class Exchange:
             slices[layout.rank].copy_(mine)
         yield
         for origin, work, part in _in_turn(passed_on):
-            work.wait()
+            _finish(work)
             for peer in layout.peers:
                 under_way += self._send(part, peer, tag(origin))
         _wait(under_way)
@@ -202,7 +205,7 @@ class Exchange:
                 else:
                     (arriving,) = [outside[rank] for rank in ranks if rank in outside]
                     work, part = arriving[number]
-                    work.wait()
+                    _finish(work)
                     parts.append(part.to(result.dtype))
             total = functools.reduce(torch.add, parts)
             target.copy_(total.div_(layout.world) if average else total)
@@ -216,7 +219,7 @@ class Exchange:
                 parts.append(own)
             else:
                 work, part = given[rank][number]
-                work.wait()
+                _finish(work)
                 parts.append(part.to(own.dtype))
         return functools.reduce(torch.add, parts)
 
@@ -341,4 +344,9 @@ def _in_turn(lists: list[list[Any]]) -> Iterator[Any]:
 
 def _wait(transfers: list[Transfer]) -> None:
     for work, _part in transfers:
-        work.wait()
+        _finish(work)
+
+
+def _finish(work: Any) -> None:
+    """With its own limit a transfer has that of the time when Gloo connected, whatever the group's is since."""
+    work.wait(TIMEOUT)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchlan_runner.plan import Plan, cause
 
-BUSY = 1800.0  # as long as Gloo itself waits (backend.py), after which it would end the run without a reason
+BUSY = 1800.0  # as long as Gloo itself waits (exchange.py), after which it would end the run without a reason
 AWAKE = 1.0
 SUSPICIOUS = 2.0  # seconds in one collective from which on the sockets are looked at
 _STATES = {

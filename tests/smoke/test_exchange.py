@@ -133,17 +133,48 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("hosts", ["0,1", "0,0", "0,1,2", "0,0,0,1", "0,0,1,1", "0,0,0,1,2,2"])
-@pytest.mark.parametrize("python", PYTHONS)
-def test_bit_for_bit(python: str, hosts: str, tmp_path: Path) -> None:
+LATE = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torchlan_runner import exchange
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+dist.distributed_c10d._set_pg_timeout(exchange.TIMEOUT)
+rank = dist.get_rank()
+exchange.SMALL = 0
+exchange.replace(exchange.Layout(rank, [int(word) for word in sys.argv[1].split(",")]))
+for collective in (dist.reduce_scatter_tensor, lambda part, whole: dist.all_gather_into_tensor(whole, part)):
+    part, whole = torch.full((500,), float(rank)), torch.full((1000,), float(rank))
+    if rank == 0:
+        time.sleep(4)  # it saves, or samples
+    collective(part, whole)
+    assert part.tolist() == [1.0] * 500 or whole.tolist() == [0.0] * 500 + [1.0] * 500
+print("rank", rank, "all good", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def run(python: str, code: str, hosts: str, folder: Path) -> None:
     world = len(hosts.split(","))
-    (tmp_path / "ranks.py").write_text(CODE)
+    (folder / "ranks.py").write_text(code)
     agent = [python, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={free_port()}"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("TORCH")}
     env |= {"PYTHONPATH": str(ROOT / "runner"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     env |= {"PYTHONWARNINGS": "ignore::FutureWarning"}  # torch 2.13 has new names for both
     done = subprocess.run(
-        [*agent, "ranks.py", hosts], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [*agent, "ranks.py", hosts], env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.count("all good") == world, done.stdout + done.stderr[-4000:]
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("hosts", ["0,1", "0,0", "0,1,2", "0,0,0,1", "0,0,1,1", "0,0,0,1,2,2"])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_bit_for_bit(python: str, hosts: str, tmp_path: Path) -> None:
+    run(python, CODE, hosts, tmp_path)
+
+
+@pytest.mark.parametrize("hosts", ["0,1", "0,0"])
+def test_who_is_late_is_waited_for_longer_than_for_a_connection(hosts: str, tmp_path: Path) -> None:
+    run(PYTHONS[0], LATE, hosts, tmp_path)
