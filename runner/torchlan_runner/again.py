@@ -6,7 +6,7 @@
 One such process stands above the agent of every host, and none of them needs a controller or another one. Guards end a
 run on all hosts together and give all the same reason, so all come to the same decision; who is first waits C(MEET)
 seconds in torchrun's rendezvous. torchrun's own C(--max-restarts) ends with the agent of the master, whose store the
-others need, and its c10d rendezvous gives out ranks anew, so that the optimizer's parts would have to change their hosts.
+others need, and its c10d rendezvous gives out ranks anew, so that the optimizer's parts would have to travel.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def usual_disk(cluster: Cluster) -> None:
 
 
 def starve(cluster: Cluster) -> None:
-    """The worker's host has 20 MB more than its processes hold, and then something else takes 60: the kernel chooses."""
+    """The worker's host gets 20 MB more than its processes hold, and then something else takes 60 MB."""
     files = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
     text = cluster.lan.exec("laptop", "sh", "-c", f"cat {' '.join(files)} 2>/dev/null || true")
     held = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
