@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ansible.plugins.callback import CallbackBase
-
 DOCUMENTATION = r"""
 name: quiet
 type: stdout
@@ -20,6 +16,10 @@ description:
     fails is said on stderr.
   - With C(-e nanochat_json=true), C(torchlan.nanochat.status) then prints one JSON document and nothing else.
 """
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
 
 
 class CallbackModule(CallbackBase):

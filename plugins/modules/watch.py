@@ -51,5 +51,5 @@ ended:
   description: Why there was nothing more to watch.
   type: str
   returned: always
-  sample: the run has ended: exit code 0
+  sample: 'the run has ended: exit code 0'
 """

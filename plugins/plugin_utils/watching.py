@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.runs import cluster_beats
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import report, screen
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import report, root_cause, screen
 
 # A guard writes every second as long as it lives. Before there is one, torch is imported; without the runner there is
 # none at all, and the log is all that there is.
 _QUIET_S = 30
 _QUIET_WITHOUT_BEATS_S = 300
+# A run that starts again by itself waits so long for a host that is away (MEET and SPEAK of the runner's again.py).
+_QUIET_RESTARTING_S = 700
 # When the first part of a run has ended, the others need a moment: the guards end what is left.
 _ENDING_S = 10
 _FINAL = ("finished", "failed", "stopped")
@@ -38,6 +40,7 @@ class Picture:
     attempt: str
     ended: str  # how the master's part did, empty while it has not
     cluster: dict[str, Any]
+    restarts: dict[str, Any]
     last_line: str
     clock: float = field(compare=False)  # the master's
 
@@ -47,39 +50,56 @@ class Picture:
 
     @property
     def causes(self) -> list[dict[str, Any]]:
-        return list(self.cluster.get("causes") or [])
+        restarted = (
+            root_cause.restarts({"master": {"restarts": self.restarts}}) if self.restarts.get("failures") else []
+        )
+        return [*(self.cluster.get("causes") or []), *restarted]
+
+    @property
+    def patience(self) -> int:
+        """Seconds without anything new after which nothing more is expected."""
+        if self.beats:
+            return _QUIET_S
+        starting_again = self.restarts and not self.restarts.get("gave_up")
+        return _QUIET_RESTARTING_S if starting_again else _QUIET_WITHOUT_BEATS_S
 
 
 def command(base_dir: str, run: str) -> str:
-    """What the master's shell is asked: five lines, or a failure where there is no such run.
+    """What the master's shell is asked: six lines, or a failure where there is no such run.
 
     :param base_dir: may begin with C(~).
     """
     home, slash, rest = base_dir.partition("/")
     base = home + slash + (rest and shlex.quote(rest)) if _HOME.match(home) else shlex.quote(base_dir)
-    return (
-        f"cd {base.rstrip('/')}/runs/{shlex.quote(run)}/current-0 && "
-        'printf "%s\\n" "$(pwd -P)" "$(date +%s)" "$(cat exit_code || { [ -e stopped ] && echo stopped; })" "$(cat cluster.json)" '
-        "\"$(tail -c 400 train.log | tr '\\r' '\\n' | tail -n 1)\""
-    )
+    folder = f"{base.rstrip('/')}/runs/{shlex.quote(run)}/current-0"
+    ended = '"$(cat exit_code || { [ -e stopped ] && echo stopped; })"'
+    line = "\"$(tail -c 400 train.log | tr '\\r' '\\n' | tail -n 1)\""
+    words = f'"$(pwd -P)" "$(date +%s)" {ended} "$(cat cluster.json)" "$(cat restarts.json)" {line}'
+    return f"cd {folder} && printf '%s\\n' {words}"
 
 
 def read(text: str) -> Picture | None:
     """The answer to C(command); None when it is none."""
-    folder, clock, code, cluster, line, *_rest = [*text.split("\n"), "", "", "", "", ""]
+    folder, clock, code, cluster, restarts, line, *_rest = [*text.split("\n"), *[""] * 6]
     if not clock.isdigit():
         return None
-    try:
-        known = json.loads(cluster) if cluster else {}
-    except ValueError:
-        known = {}
     return Picture(
         attempt=os.path.basename(os.path.dirname(folder)),
         ended=f"exit code {code}" if code.isdigit() else code,
-        cluster=known if isinstance(known, dict) else {},
+        cluster=_object(cluster),
+        restarts=_object(restarts),
         last_line="".join(letter for letter in line if letter.isprintable()).strip(),
         clock=float(clock),
     )
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A file that is not there, or not JSON, is as good as an empty one."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class Watch:
@@ -120,9 +140,9 @@ class Watch:
         silent = last is None or now - last >= _ENDING_S
         if self.picture.ended and (final or silent):
             return f"the run has ended: {self.picture.ended}"
-        if beats and final and silent:
-            return "all ranks have ended"
-        if now - self._changed >= (_QUIET_S if beats else _QUIET_WITHOUT_BEATS_S):
+        if now - self._changed >= self.picture.patience:
+            if beats and final:
+                return "all ranks have ended"
             since = self._changed if last is None else last
             day = "" if now - since < 43200 else "%Y-%m-%d "
             return f"nothing new since {time.strftime(day + '%H:%M:%S', time.localtime(since))}"
@@ -173,7 +193,8 @@ class Watch:
             words = words if picture.beats else picture.last_line
             lines.append(f"{_clock(now)}  {words or 'no rank has been heard'}")
         for entry in picture.causes:
-            key = (entry["code"], entry["host"], entry["rank"], entry["weight"])
+            again = entry["what"] if entry["code"] == "restarted" else None
+            key = (entry["code"], entry["host"], entry["rank"], entry["weight"], again)
             if key not in self._said_causes:
                 self._said_causes.add(key)
                 lines += screen.causes([entry])

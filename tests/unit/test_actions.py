@@ -364,7 +364,7 @@ def watched(
 
 def answer(step: int, code: int | str = "", **values: Any) -> dict[str, Any]:
     ranks = [beat(rank, step=step, time=1000 + step, **values) for rank in (0, 1)]
-    lines = [f"/base/runs/try/attempts/{ATTEMPT}/node-0", 1000 + step, code, json.dumps({"ranks": ranks}), "a line"]
+    lines = [f"/base/runs/try/attempts/{ATTEMPT}/node-0", 1000 + step, code, json.dumps({"ranks": ranks}), "", "a line"]
     return {"rc": 0, "stdout": "".join(f"{line}\n" for line in lines), "stderr": ""}
 
 

@@ -22,10 +22,26 @@ from ansible_collections.torchlan.nanochat.plugins.plugin_utils import terminal,
 NOW = 1_700_000_000.0
 
 
+RESTARTS: dict[str, Any] = {
+    "limit": 3,
+    "failures": [{"time": NOW, "code": "link_lost", "what": "rank 1 on laptop", "step": 4, "exit_code": 1}],
+    "next_unix": None,
+    "gave_up": None,
+}
+
+
 def picture(*beats: dict[str, Any], **values: Any) -> watching.Picture:
     """What the master knows at NOW, unless its clock says otherwise."""
     cluster = {"ranks": list(beats), "causes": values.pop("causes", [])}
-    given = {"attempt": ATTEMPT, "ended": "", "cluster": cluster, "last_line": "", "clock": NOW, **values}
+    given = {
+        "attempt": ATTEMPT,
+        "ended": "",
+        "cluster": cluster,
+        "restarts": {},
+        "last_line": "",
+        "clock": NOW,
+        **values,
+    }
     return watching.Picture(**given)
 
 
@@ -50,16 +66,17 @@ def test_the_master_is_asked_with_one_command(tmp_path: Path, base: str) -> None
     folder = Path(base.replace("~", str(tmp_path))) / "runs" / "try" / "attempts" / ATTEMPT / "node-0"
     folder.mkdir(parents=True)
     (folder.parents[2] / "current-0").symlink_to(folder)
-    assert watching.read(asked(tmp_path, base)) == watching.Picture(ATTEMPT, "", {}, "", 0)
+    assert watching.read(asked(tmp_path, base)) == watching.Picture(ATTEMPT, "", {}, {}, "", 0)
     (folder / "cluster.json").write_text(json.dumps({"ranks": [beat(0)], "text": "a\nb\\n %s ü"}))
     (folder / "stopped").write_text("by a person\n")
     assert getattr(watching.read(asked(tmp_path, base)), "ended", None) == "stopped"
     (folder / "exit_code").write_text("1\n")
+    (folder / "restarts.json").write_text(json.dumps(RESTARTS))
     (folder / "train.log").write_text("first\n\x1b[31mstep 1\rstep 2 of\t10\n")
     found = watching.read(asked(tmp_path, base))
     assert found and (found.ended, found.last_line) == ("exit code 1", "step 2 of10")
     assert (found.beats, found.cluster["text"]) == ([beat(0)], "a\nb\\n %s ü")
-    assert abs(found.clock - time.time()) < 5
+    assert found.restarts == RESTARTS and abs(found.clock - time.time()) < 5
 
 
 def asked(home: Path, base: str) -> str:
@@ -73,7 +90,7 @@ def test_no_run_and_half_an_answer(tmp_path: Path) -> None:
     for text in ("", "/runs/x", "/runs/x\nno time\n", "\n\n\n\n\n"):
         assert watching.read(text) is None
     for broken in ("{", "[]", "7", '{"ranks": [1, {"rank": "x"}]}'):
-        found = watching.read(f"/r/attempts/{ATTEMPT}/node-0\n1\n\n{broken}\nline\n")
+        found = watching.read(f"/r/attempts/{ATTEMPT}/node-0\n1\n\n{broken}\n{broken}\nline\n")
         assert found and found.beats == [] and found.attempt == ATTEMPT
         assert watched((0, found)).frame(os.terminal_size((80, 24)), NOW)[2:] == [
             "  no rank has been heard",
@@ -92,7 +109,7 @@ def test_a_run_that_goes_on_is_watched() -> None:
 def test_it_ends_with_the_run() -> None:
     done = {"state": "finished", "exit_code": 0}
     assert watched((0, pair(**done))).over(NOW) is None, "torchrun ends in a moment"
-    assert watched((0, pair(**done))).over(NOW + 10) == "all ranks have ended"
+    assert watched((0, pair(**done))).over(NOW + 30) == "all ranks have ended"
     ended = picture(beat(0, **done), beat(1, **done), ended="exit code 0")
     assert watched((0, ended)).over(NOW) == "the run has ended: exit code 0"
 
@@ -119,6 +136,16 @@ def test_nothing_new() -> None:
 def test_before_the_first_beat_there_is_more_patience() -> None:
     watch = watched((0, picture(last_line="a")), (100, picture(last_line="b")))
     assert watch.over(NOW + 399) is None and "nothing new" in str(watch.over(NOW + 400))
+
+
+def test_a_run_that_starts_again_is_waited_for() -> None:
+    watch = watched((0, picture(restarts=RESTARTS)))
+    assert watch.over(NOW + 600) is None and "nothing new" in str(watch.over(NOW + 700))
+    assert "nothing new" in str(watched((0, picture(restarts={**RESTARTS, "gave_up": "x"}))).over(NOW + 300))
+    twice = {**RESTARTS, "failures": RESTARTS["failures"] * 2}
+    assert "started again by itself 1 of at most 3 times" in said(watch, 1, picture(restarts=RESTARTS))[1]
+    assert said(watch, 2, picture(restarts=RESTARTS)) == []
+    assert "by itself 2 of at most 3 times" in said(watch, 3, picture(restarts=twice))[0]
 
 
 def test_a_new_attempt_is_followed() -> None:
