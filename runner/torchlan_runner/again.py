@@ -61,7 +61,7 @@ class Keeper:
                 self._write(gave_up=why)
                 warn("does not start again: %s" % why)
                 return code
-            pause = min(LONGEST, FIRST * 2 ** (len(self.failures) - 1))
+            pause = pause_before(self.failures)
             self._forget()
             self._write(next_unix=round(time.time() + pause, 3))
             if self._told_to_end.wait(pause):
@@ -153,6 +153,14 @@ def hopeless(failures: list[dict[str, Any]], times: int) -> str | None:
     before = failures[-2] if len(failures) > 1 else {}
     same = all(before.get(name) == last[name] for name in ("code", "what", "step"))
     return "the same exception at the same step: %s" % last["what"] if same and last["code"] == "exception" else None
+
+
+def pause_before(failures: list[dict[str, Any]]) -> float:
+    """Seconds before the next start: twice as long after each one that came no further than the one before."""
+    pause = FIRST
+    for before, after in zip(failures, failures[1:]):
+        pause = min(LONGEST, 2 * pause) if after["step"] <= before["step"] else FIRST
+    return pause
 
 
 def _beat_files(run_dir: str) -> list[str]:

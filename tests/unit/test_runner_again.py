@@ -114,6 +114,17 @@ def test_the_same_exception_at_the_same_step_once_more_is_enough(folder: Path) -
     assert "the same exception at the same step" in state(folder)["gave_up"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [([0], 5), ([0, 0], 10), ([7, 7, 5, 0, 0, 0, 0], 60), ([0, 0, 0, 9], 5), ([0, 9, 9], 10)],
+)
+def test_who_gets_further_need_not_wait_longer(
+    steps: list[int], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(again, "FIRST", 5.0)
+    assert again.pause_before([{"step": step} for step in steps]) == expected
+
+
 def test_a_signal_to_the_supervisor_is_the_end(folder: Path) -> None:
     def tell() -> None:
         deadline = time.monotonic() + 20
