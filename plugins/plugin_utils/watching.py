@@ -64,18 +64,22 @@ class Picture:
         return _QUIET_RESTARTING_S if starting_again else _QUIET_WITHOUT_BEATS_S
 
 
+def folder_of(base_dir: str, run: str, node_rank: int) -> str:
+    """A host's part of the newest attempt, as a word for its shell."""
+    home, slash, rest = base_dir.partition("/")
+    base = home + slash + (rest and shlex.quote(rest)) if _HOME.match(home) else shlex.quote(base_dir)
+    return f"{base.rstrip('/')}/runs/{shlex.quote(run)}/current-{node_rank}"
+
+
 def command(base_dir: str, run: str) -> str:
     """What the master's shell is asked: six lines, or a failure where there is no such run.
 
     :param base_dir: may begin with C(~).
     """
-    home, slash, rest = base_dir.partition("/")
-    base = home + slash + (rest and shlex.quote(rest)) if _HOME.match(home) else shlex.quote(base_dir)
-    folder = f"{base.rstrip('/')}/runs/{shlex.quote(run)}/current-0"
     ended = '"$(cat exit_code || { [ -e stopped ] && echo stopped; })"'
-    line = "\"$(tail -c 400 train.log | tr '\\r' '\\n' | tail -n 1)\""
+    line = "\"$(tail -c 400 train.log | tr '\\r' '\\n' | grep '[[:alnum:]]' | tail -n 1)\""
     words = f'"$(pwd -P)" "$(date +%s)" {ended} "$(cat cluster.json)" "$(cat restarts.json)" {line}'
-    return f"cd {folder} && printf '%s\\n' {words}"
+    return f"cd {folder_of(base_dir, run, 0)} && printf '%s\\n' {words}"
 
 
 def read(text: str) -> Picture | None:

@@ -72,7 +72,7 @@ def test_the_master_is_asked_with_one_command(tmp_path: Path, base: str) -> None
     assert getattr(watching.read(asked(tmp_path, base)), "ended", None) == "stopped"
     (folder / "exit_code").write_text("1\n")
     (folder / "restarts.json").write_text(json.dumps(RESTARTS))
-    (folder / "train.log").write_text("first\n\x1b[31mstep 1\rstep 2 of\t10\n")
+    (folder / "train.log").write_text("first\n\x1b[31mstep 1\rstep 2 of\t10\n=====\n")
     found = watching.read(asked(tmp_path, base))
     assert found and (found.ended, found.last_line) == ("exit code 1", "step 2 of10")
     assert (found.beats, found.cluster["text"]) == ([beat(0)], "a\nb\\n %s ü")
