@@ -143,7 +143,7 @@ def _find(paths: RunPaths) -> list[Process]:
 
 
 def _asked_first(process: Process, found: list[Process]) -> bool:
-    """Whether a process gets SIGTERM: a supervisor ends its agent, an agent its workers, nobody those without a parent."""
+    """Whether a process gets SIGTERM: a supervisor ends its agent, an agent its workers, and the rest is told."""
     if process.role == "session":
         return all(other.role == "session" for other in found)
     parent = next((other.role for other in found if other.pid == process.ppid), None)

@@ -17,6 +17,7 @@ from torchlan_runner.agree import Ended, agree, open_board
 from torchlan_runner.beat import FINAL, Beat, write_atomically
 from torchlan_runner.plan import ENDED_CODE, EXIT_CODE, Plan, PlanError, cause, read_plan, script_and_args, warn
 from torchlan_runner.sigterm import ended_by_signal
+from torchlan_runner.stamps import Stamps
 from torchlan_runner.ward import Ward
 
 
@@ -28,6 +29,8 @@ def main() -> None:
         warn(str(error))
         sys.exit(EXIT_CODE)
     beat = Beat(plan)
+    if plan.local_rank == 0 and plan.run_dir:
+        beat.listeners.append(Stamps(plan.run_dir).look)
     beat.start()
     ward = Ward(beat, lambda reason: _ended(beat, reason))
     ended_by_signal(lambda number: _stopped(beat, number))

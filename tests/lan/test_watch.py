@@ -26,9 +26,11 @@ WATCH = "nanochat_watch=true"
 class Reader(threading.Thread):
     """Runs a playbook, in a terminal or in a pipe, and notes when each piece of its output came."""
 
-    def __init__(self, cluster: Cluster, *args: str, run: str, core: str = "", columns: int = 0) -> None:
+    def __init__(
+        self, cluster: Cluster, *args: str, run: str, core: str = "", columns: int = 0, playbook: str = "status"
+    ) -> None:
         super().__init__(daemon=True)
-        argv, env = cluster.command("status", *args, run=run, core=core)
+        argv, env = cluster.command(playbook, *args, run=run, core=core)
         self.end, stdout = os.openpty() if columns else os.pipe()
         if columns:
             fcntl.ioctl(stdout, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))

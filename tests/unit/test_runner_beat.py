@@ -22,6 +22,7 @@ from torchlan_runner import __main__ as runner
 from torchlan_runner import compat, hooks, pace, steps
 from torchlan_runner.beat import Beat, Counters, append_bounded
 from torchlan_runner.cluster import compose, equal_parameters
+from torchlan_runner.stamps import Stamps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,6 +57,17 @@ def test_a_signal_after_the_end_changes_nothing_of_it(tmp_path: Path) -> None:
     runner._stopped(beat, signal.SIGTERM)
     seen = json.loads((tmp_path / "beats/rank-0.json").read_text())
     assert (seen["state"], seen["exit_code"], seen["error"]["type"], seen["causes"]) == ("failed", 1, "OSError", [])
+
+
+def test_when_the_log_grew(tmp_path: Path) -> None:
+    stamps = Stamps(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        stamps.look({"time": 1.0})
+    for when, text in ((2.0, "one\n"), (3.0, ""), (4.25, "two\n")):
+        with open(tmp_path / "train.log", "a") as file:
+            file.write(text)
+        stamps.look({"time": when})
+    assert (tmp_path / "train.times").read_text() == "2.0 4\n4.2 8\n"
 
 
 def test_observing_never_raises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
