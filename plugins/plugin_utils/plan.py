@@ -54,6 +54,7 @@ _SHARED = (
     "nanochat_resume_replay",
     "nanochat_keep_checkpoints",
     "nanochat_keep_failed",
+    "nanochat_notify",
     "nanochat_join_timeout",
     "nanochat_first_step_timeout",
     "nanochat_hang_timeout",

@@ -29,8 +29,19 @@ set -- \\
 (. "$folder/env" && exec "$@") 2>&1 | tee -a "$folder/train.log"
 code=${{PIPESTATUS[0]}}
 printf '%s\\n' "$code" > "$folder/exit_code.new" && mv "$folder/exit_code.new" "$folder/exit_code"
-exit "$code"
+{notify}exit "$code"
 """
+
+# Its words are the user's. It is no part of the run: nobody finds it by TORCHLAN_RUN_DIR, and nothing waits for it.
+_NOTIFY = """\
+set -- \\
+{words}
+[ -e "$folder/stopped" ] || (
+  export TORCHLAN_RUN={run} TORCHLAN_FOLDER="$folder" TORCHLAN_EXIT_CODE="$code"
+  . "$folder/env" && exec env -u TORCHLAN_RUN_DIR timeout {seconds} "$@"
+) > "$folder/notify.log" 2>&1 < /dev/null
+"""
+_NOTIFY_S = 60
 
 
 def environment(
@@ -112,9 +123,8 @@ def script(
     plan: planning.Plan, settings: Mapping[str, Any], folder: str, directory: str, command: list[str], attempt: str
 ) -> str:
     """Text of run.sh, a word a line so that it can be read."""
-    head = command[:3]
-    lines = ["  " + " ".join(shlex.quote(word) for word in head)]
-    lines += ["  " + shlex.quote(word) for word in command[3:]]
+    told = settings["nanochat_notify"] if settings["node_rank"] == 0 else []
+    notify = _NOTIFY.format(words=_lines(told, 1), run=plan.run, seconds=_NOTIFY_S) if told else ""
     return _SCRIPT.format(
         run=plan.run,
         attempt=attempt,
@@ -123,8 +133,15 @@ def script(
         host=_comment(settings["host"]),
         folder=shlex.quote(folder),
         directory=shlex.quote(directory),
-        command=" \\\n".join(lines),
+        command=_lines(command, 3),
+        notify=notify,
     )
+
+
+def _lines(words: list[str], head: int) -> str:
+    """Words for a shell, a line each after the first C(head) ones."""
+    lines = [" ".join(shlex.quote(word) for word in words[:head]), *map(shlex.quote, words[head:])]
+    return " \\\n".join("  " + line for line in lines)
 
 
 def _comment(text: str) -> str:

@@ -79,10 +79,10 @@ class Host:
         self.python.chmod(0o755)
 
     def run(
-        self, command: list[str], variables: dict[str, str], code: int = 0
+        self, command: list[str], variables: dict[str, str], code: int = 0, notify: list[str] | None = None
     ) -> tuple[list[str], dict[str, str], str]:
         """argv, environment and folder that the program saw."""
-        shared = smoke()
+        shared = smoke(nanochat_notify=notify or [])
         text = render.script(planned(shared), shared["workstation"], str(self.folder), str(self.work), command, ATTEMPT)
         (self.folder / "run.sh").write_text(text, encoding="utf-8")
         seen = self.folder.parent / "seen.json"
@@ -148,6 +148,33 @@ def test_the_exit_code_is_the_programs_not_that_of_its_log(host: Host) -> None:
     (host.folder / "train.log").mkdir()
     host.run([str(host.python), "-m", "x"], {})
     assert (host.folder / "exit_code").read_text() == "0\n"
+
+
+TOLD = (
+    "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['SEEN'] + '.told', 'w')); "
+    "print('sent'); sys.exit(5)"
+)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_who_wants_to_know_is_told_of_the_end(host: Host, canary: Path, hostile: str) -> None:
+    word = hostile.format(canary=canary)
+    variables = {"EXIT": "3", "code": "0", "HIDDEN": word}
+    host.run([str(host.python), "-m", "x"], variables, code=3, notify=[sys.executable, "-c", TOLD, word, "-n"])
+    argv, environ = json.loads((host.folder.parent / "seen.json.told").read_text(encoding="utf-8"))
+    assert argv == [word, "-n"] and environ["HIDDEN"] == word
+    assert (environ["TORCHLAN_EXIT_CODE"], environ["TORCHLAN_FOLDER"]) == ("3", str(host.folder))
+    assert environ["TORCHLAN_RUN"] == planned(smoke()).run and "TORCHLAN_RUN_DIR" not in environ
+    assert (host.folder / "notify.log").read_text() == "sent\n"
+    assert (host.folder / "exit_code").read_text() == "3\n" and not canary.exists()
+
+
+def test_a_run_that_was_stopped_tells_nobody_and_neither_do_other_hosts(host: Host) -> None:
+    (host.folder / "stopped").write_text("stop.yml\n")
+    host.run([str(host.python), "-m", "x"], {}, notify=[sys.executable, "-c", TOLD])
+    assert not (host.folder.parent / "seen.json.told").exists()
+    shared = smoke(nanochat_notify=["echo"])
+    assert "notify.log" not in render.script(planned(shared), shared["laptop"], "/f", "/d", ["python"], ATTEMPT)
 
 
 def test_without_its_environment_nothing_starts(host: Host) -> None:

@@ -64,6 +64,7 @@ STRINGS: list[tuple[str, Any, Any]] = [
     ("nanochat_hosts", "a,b", ["a", "b"]),
     ("nanochat_hosts", ["a"], ["a"]),
     ("nanochat_preflight_ignore", "versions_differ,port_in_use", ["versions_differ", "port_in_use"]),
+    ("nanochat_notify", ["sh", "-c", "echo 'a, b'"], ["sh", "-c", "echo 'a, b'"]),
     ("nanochat_pip_args", "--find-links=/srv/my wheels", ["--find-links=/srv/my wheels"]),
     ("nanochat_train_args", "depth=8 model_tag='a b' fp8=true", {"depth": "8", "model-tag": "a b", "fp8": True}),
     ("nanochat_train_args", '{"depth": 8, "fp8": true}', {"depth": "8", "fp8": True}),
