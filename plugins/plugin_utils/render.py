@@ -144,6 +144,15 @@ def _lines(words: list[str], head: int) -> str:
     return " \\\n".join("  " + line for line in lines)
 
 
+def sample(plan: planning.Plan, python: str, directory: str, folder: str) -> str | None:
+    """A line for the master's shell that lets the newest checkpoint talk; None for a script that saves none."""
+    if plan.script != planning.BASE_TRAIN:
+        return None
+    tag, device = (f"--{name}={plan.arguments[name]}" for name in ("model-tag", "device-type"))
+    words = [python, "-m", "scripts.base_eval", "--eval=sample", tag, device]
+    return f"(cd {shlex.quote(directory)} && . {shlex.quote(folder + '/env')} && {shlex.join(words)})"
+
+
 def _comment(text: str) -> str:
     return " ".join(text.split())
 

@@ -221,7 +221,7 @@ def launch(
         lines += ["  finished before, with this configuration; to run it again: -e nanochat_relaunch=true", ""]
     elif report["verdict"] == "proven" or (report["state"] == "running" and not state.get("end")):
         lines += reach(plan, state, settings)
-    lines += last_words(state)
+    lines += [*talk(plan, state, settings), *last_words(state)]
     if state.get("end"):
         lines += ["  the run was ended on all hosts; its logs are kept:"]
         lines += [f"    {host}  {folder}/train.log" for host, folder in (state.get("folders") or {}).items()] + [""]
@@ -343,14 +343,22 @@ def reach(plan: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[s
         folder = (state.get("folders") or {}).get(host)
         attach = ["tmux", "-L", "torchlan", "attach", "-t", f"={session}:"]
         lines.append(f"  {host}")
-        lines.append(f"    attach  {_over_ssh(mine['ssh'], attach)}")
+        lines.append(f"    attach  {_over_ssh(mine['ssh'], shlex.join(attach))}")
         if folder:
-            lines.append(f"    log     {_over_ssh(mine['ssh'], ['tail', '-f', folder + '/train.log'])}")
+            follow = shlex.join(["tail", "-f", folder + "/train.log"])
+            lines.append(f"    log     {_over_ssh(mine['ssh'], follow)}")
     return [*lines, ""]
 
 
-def _over_ssh(ssh: list[str], words: list[str]) -> str:
-    command = shlex.join(words)
+def talk(plan: Mapping[str, Any], state: Mapping[str, Any], settings: Mapping[str, dict[str, Any]]) -> list[str]:
+    """How the trained model talks: the master has the checkpoint."""
+    mine = settings.get(plan["hosts"][0]) if state.get("sample") else None
+    if mine is None:
+        return []
+    return ["  let it talk:", f"    {_over_ssh(mine['ssh'], state['sample'])}", ""]
+
+
+def _over_ssh(ssh: list[str], command: str) -> str:
     return f"{shlex.join(ssh)} {shlex.quote(command)}" if ssh else command
 
 
@@ -384,7 +392,7 @@ def status(
         lines += [*causes(report["causes"]), ""]
     if report["state"] == "running":
         lines += reach(plan, state, settings)
-    return "\n".join(lines)
+    return "\n".join([*lines, *talk(plan, state, settings)])
 
 
 def stop(

@@ -382,6 +382,7 @@ def _start(
             "fingerprint": state["fingerprint"],
             "config": state["config"],
             "argv": command,
+            "sample": render.sample(run, python, directory, folder),
         },
     }
 
@@ -479,6 +480,7 @@ def proof(view: View, state: State) -> State:
         told = root_cause.explain(_master_first(nodes, run.hosts), seen.beats, told)
     causes = _merge(state["causes"], told)
     state["last_words"] = root_cause.last_words(nodes, causes)
+    state["sample"] = _sample(nodes, run.hosts[0])
     if judged["verdict"] == "proven" and not errors(causes):
         verdict = "proven"
     else:
@@ -495,6 +497,12 @@ def proof(view: View, state: State) -> State:
         # What this launch did not start, it does not end: a broken look is no reason to touch a live run.
         "end": verdict == "failed" and bool(state.get("start")) and not shared["nanochat_keep_failed"],
     }
+
+
+def _sample(nodes: Mapping[str, dict[str, Any]], master: str) -> str | None:
+    """How a finished run's model talks."""
+    run = nodes[master]["run"] if master in nodes else {}
+    return (run.get("record") or {}).get("sample") if run.get("state") == "finished" else None
 
 
 def _master_first(nodes: Mapping[str, dict[str, Any]], hosts: list[str]) -> dict[str, dict[str, Any]]:
@@ -517,6 +525,7 @@ def status(view: View, state: State) -> State:
         told = root_cause.explain(_master_first(nodes, state["plan"]["hosts"]), seen.beats, told)
     causes = _merge(causes, told, root_cause.restarts(runs))
     state["last_words"] = root_cause.last_words(nodes, causes)
+    state["sample"] = _sample(nodes, state["plan"]["hosts"][0])
     return {
         **state,
         "causes": causes,

@@ -150,6 +150,19 @@ def test_the_exit_code_is_the_programs_not_that_of_its_log(host: Host) -> None:
     assert (host.folder / "exit_code").read_text() == "0\n"
 
 
+def test_the_line_that_lets_a_model_talk(host: Host) -> None:
+    python = host.folder.parent / "my python"
+    shared = pair(nanochat_run="first")
+    line = render.sample(planned(shared), str(python), str(host.work), str(host.folder))
+    seen = host.folder.parent / "seen.json"
+    (host.folder / "env").write_text(render.env_file({"SEEN": str(seen), "NANOCHAT_BASE_DIR": "/a b"}))
+    subprocess.run(["sh", "-c", str(line)], env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
+    argv, environ, cwd = json.loads(seen.read_text(encoding="utf-8"))
+    assert argv == ["-m", "scripts.base_eval", "--eval=sample", "--model-tag=first", "--device-type=cpu"]
+    assert (environ["NANOCHAT_BASE_DIR"], cwd) == ("/a b", str(host.work))
+    assert render.sample(planned(smoke()), str(python), "/d", "/f") is None
+
+
 TOLD = (
     "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['SEEN'] + '.told', 'w')); "
     "print('sent'); sys.exit(5)"

@@ -254,6 +254,13 @@ def status(**values: Any) -> str:
     return screen.status(report.build(state, {}, False), state, smoke(), None)
 
 
+def test_how_a_model_talks() -> None:
+    assert "let it talk" not in status()
+    line = "(cd '/a b' && . /env && python -m scripts.base_eval)"
+    shown = status(run_state="finished", sample=line).rpartition("let it talk:\n")[2]
+    assert shlex.split(shown) == ["ssh", "-t", "192.0.2.36", line]
+
+
 def test_status() -> None:
     text = status(
         beats=[

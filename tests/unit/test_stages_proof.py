@@ -225,6 +225,14 @@ def test_a_warning_of_a_rank_is_shown_and_changes_no_verdict() -> None:
     assert (state["go"], state["run_state"], state["causes"]) == (True, "alive", [said])
 
 
+@pytest.mark.parametrize(("ended", "line"), [("finished", "(cd /d && talk)"), ("failed", None), ("alive", None)])
+def test_a_finished_model_can_talk(ended: str, line: str | None) -> None:
+    runs = running([beat(0, state=ended), beat(1, state=ended)])
+    for one in runs.values():
+        one.update(state=ended, exit_code=int(ended == "failed"), record={"sample": "(cd /d && talk)"})
+    assert status(preflight_node=seen(runs))["sample"] == line
+
+
 def test_status_with_a_dead_host() -> None:
     state = status(preflight_node={**seen(running([beat(0), beat(1)])), "workstation": lost("workstation")})
     assert (state["go"], codes(state), state["causes"][0]["weight"]) == (True, ["host_unreachable"], "warning")
