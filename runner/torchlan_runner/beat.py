@@ -234,6 +234,7 @@ class Beat:
                 "communication_share",
                 "tokens_per_s",
                 "loss",
+                "began_at",
             )
         }
         append_bounded(path + "l", json.dumps(short) + "\n")
