@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from ansible.errors import AnsibleConnectionFailure
 from test_actions import action
 
 from ansible_collections.torchlan.nanochat.plugins.action import collect, page
@@ -189,6 +191,34 @@ def test_a_log_that_began_anew_is_looked_at_again(tmp_path: Path) -> None:
     host.before = b"old" * 50
     assert told(host, tmp_path)["ok"]
     assert (tmp_path / "demo/collected/laptop/a1/train.log").read_bytes() == host.log
+
+
+def test_each_file_of_a_checkpoint_comes_from_one_host(tmp_path: Path) -> None:
+    there = tmp_path / "it's a/optim_000005_rank1.pt"
+    there.parent.mkdir()
+    there.write_bytes(bytes(range(256)))
+    asked: list[str] = []
+
+    def answer(args: dict[str, Any], _vars: Any) -> dict[str, Any]:
+        assert args["names"] == [there.name]
+        return {"files": [{"name": there.name, "path": str(there), **weighed(bytes(range(256)))}]}
+
+    def shell(command: str, **_more: Any) -> dict[str, Any]:
+        asked.append(command)
+        if len(asked) == 10:
+            raise AnsibleConnectionFailure("no route")
+        return {"stdout": subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout}
+
+    found = {"workstation": have(0, 5), "laptop": have(1, 5)}
+    args = {"run": "demo", "base_dir": "~/x", "node_rank": 1, "folder": str(tmp_path), "checkpoints": "latest"}
+    for _try in range(2):
+        one = action(collect.ActionModule, {**args, "collected": found})
+        one.remote, one._low_level_execute_command, one._remove_tmp_path = answer, shell, MagicMock()
+        made = one.run(None, {"inventory_hostname": "laptop"})
+        if "nanochat_lost" in made:
+            assert made["nanochat_lost"]["code"] == "host_unreachable" and len(asked) == 10
+    assert (made["chosen"], made["bytes_read"], made["changed"]) == (5, 256 - 90, True)
+    assert (tmp_path / "demo/checkpoints" / there.name).read_bytes() == there.read_bytes()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
