@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import time
 
@@ -63,6 +64,8 @@ def tear_down() -> None:
 
 def iperf3(seconds: int, both_ways: bool = False) -> float:
     """Bytes per second that the second host gets from the first; with C(both_ways) of the slower direction, at once."""
+    if not shutil.which("iperf3"):
+        raise SystemExit("iperf3 is not installed: apt-get install iperf3")
     server = subprocess.Popen([*inside(namespace(1)), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL)
     while not command(*inside(namespace(1)), "ss", "-Hltn", "sport = :5201"):
         time.sleep(0.05)
