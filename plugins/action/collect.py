@@ -122,4 +122,9 @@ class ActionModule(RemoteAction):
             self.say(f"{path.name} {offset / 1e6:.0f} of {wanted['size'] / 1e6:.0f} MB", every_s=8)
             return piece(offset, count)
 
-        return collected.bring(path, wanted, read)
+        while True:
+            try:
+                return collected.bring(path, wanted, read)
+            except collected.Busy:
+                self.say(f"waits for another process here, which brings {path.name}", every_s=15)
+                time.sleep(0.5)

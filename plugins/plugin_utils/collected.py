@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils import checkpoints
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import sha256_file
@@ -26,6 +28,10 @@ ABOUT = "collected.json"
 
 class Changed(Exception):
     """The file on the host is not what it was when it was looked at."""
+
+
+class Busy(Exception):
+    """Another process brings the file."""
 
 
 def run_folder(report_dir: str, run: str) -> Path:
@@ -80,39 +86,60 @@ def bring(path: Path, wanted: Mapping[str, Any], read: Callable[[int, int], byte
     :param read: gives so many bytes from an offset on.
     :returns: bytes that were read.
     :raises Changed: the file is another one now.
+    :raises Busy: another process brings it.
     """
     if same(path, wanted):
         return 0
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    if not part.exists() and path.is_file() and path.stat().st_size < wanted["size"]:
-        shutil.copyfile(path, part)  # a log that has grown since
     fetched = 0
-    for again in (True, False):
-        began = part.stat().st_size if part.exists() else 0
-        fetched += _fill(part, wanted["size"], read)
-        if same(part, wanted):
-            part.replace(path)
-            return fetched
-        part.unlink()  # it began as another file, or it is another one now
-        if not (again and began):
-            break
-    raise Changed(path.name)
-
-
-def _fill(part: Path, size: int, read: Callable[[int, int], bytes]) -> int:
-    fetched = 0
-    with open(part, "ab") as file:
-        if file.tell() > size:
+    with _alone(part) as file:
+        if not file.tell() and path.is_file() and path.stat().st_size < wanted["size"]:
+            with open(path, "rb") as before:  # a log that has grown since
+                shutil.copyfileobj(before, file)
+        began = file.tell()
+        if began > wanted["size"]:
             file.truncate(0)
-            file.seek(0)
-        while file.tell() < size:
-            data = read(file.tell(), min(PIECE, size - file.tell()))
-            if not data:
-                break
-            file.write(data)
-            file.flush()
-            fetched += len(data)
+            began = 0
+        fetched += _fill(file, wanted["size"], read)
+        if began and not same(part, wanted):
+            file.truncate(0)  # it began as another file
+            fetched += _fill(file, wanted["size"], read)
+        if not same(part, wanted):
+            part.unlink()
+            raise Changed(path.name)
+        part.replace(path)
+    return fetched
+
+
+@contextlib.contextmanager
+def _alone(part: Path) -> Iterator[BinaryIO]:
+    """The file, at its end, for one process at a time: a worker of a playbook that was killed goes on for a while.
+
+    :raises Busy: another one has it.
+    """
+    with open(part, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            raise Busy from problem
+        except OSError:
+            pass  # a file system without locks
+        if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
+            raise Busy  # it got its name in this moment
+        yield file
+
+
+def _fill(file: BinaryIO, size: int, read: Callable[[int, int], bytes]) -> int:
+    fetched = 0
+    while (at := file.seek(0, os.SEEK_END)) < size:
+        data = read(at, min(PIECE, size - at))
+        if not data:
+            break
+        file.write(data)
+        file.flush()
+        fetched += len(data)
+    file.flush()
     return fetched
 
 

@@ -9,19 +9,19 @@ of rank 0. Any of these files may be missing, cut off or broken; what is whole o
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.messages import STARTS_AGAIN
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import logs
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.collected import ABOUT
 
 # So long a rank is in one collective before it is worth an event; a save or a sample on rank 0 may be one.
@@ -31,10 +31,13 @@ _SKEW_S = 2.0
 # The first time is noted when a log is about this long; where it is longer, the times before were dropped.
 _FIRST_BYTES = 65536
 _NUMBER = r"[-+\d.eainf]+"
-_STEP = re.compile(rf"step\s+(\d+)/(\d+)\s*\(\s*[\d.]+%\)\s*\|\s*loss:\s*({_NUMBER})(?:.*?tok/sec:\s*([\d,.]+))?")
-_VALIDATION = re.compile(rf"Step\s+(\d+)\s*\|\s*Validation bpb:\s*({_NUMBER})")
-_SAVED = re.compile(r"Saved (?:checkpoint of step (\d+)|model parameters to\b.*?model_(\d+)\.pt)")
-_STAMP = re.compile(r"^(\d+(?:\.\d+)?) (\d+)$", re.MULTILINE)
+_STEP = re.compile(
+    rf"step\s+(\d{{1,12}})/(\d+)\s*\(\s*[\d.]+%\)\s*\|\s*loss:\s*({_NUMBER})(?:.*?tok/sec:\s*([\d,.]+))?"
+)
+_VALIDATION = re.compile(rf"Step\s+(\d{{1,12}})\s*\|\s*Validation bpb:\s*({_NUMBER})")
+_SAVED = re.compile(r"Saved (?:checkpoint of step (\d{1,12})|model parameters to\b.*?model_(\d{1,12})\.pt)")
+_TOLD = re.compile(rb"^.*(?:loss:|Validation bpb:|Saved |\[torchlan\] ).*$", re.MULTILINE)
+_STAMP = re.compile(r"^(\d{10}(?:\.\d+)?) (\d{1,18})$", re.MULTILINE)
 _GOES_ON = re.compile(r"\[torchlan\] .*?(the run goes on from step \d+.*)")
 
 
@@ -98,17 +101,20 @@ class Part:
         return {int(match[1]): _read(path) for path, match in sorted(names.items()) if match}
 
     @cached_property
-    def lines(self) -> list[logs.Entry]:
-        """The lines of the log that say something, with the time at which it grew."""
-        stamps = [(float(when), int(size)) for when, size in _STAMP.findall(self.text("train.times"))]
+    def lines(self) -> list[tuple[float | None, str]]:
+        """The lines of the log that say something of it, with the time at which the log grew. A log may be large."""
+        stamps = [(float(when) - self.ahead_s, int(size)) for when, size in _STAMP.findall(self.text("train.times"))]
+        times, sizes = [when for when, _size in stamps], [size for _when, size in stamps]
+        known = 1 if sizes and sizes[0] > _FIRST_BYTES else 0
+        found: list[tuple[float | None, str]] = []
         try:
             content = (self.folder / "train.log").read_bytes()
         except OSError:
             return []
-        whole = logs.Part(self.attempt, self.ahead_s, True, sorted(self.beats), stamps, 0, content)
-        found, _end = logs.entries(whole, 0.0, raw=False)
-        if stamps and stamps[0][1] > _FIRST_BYTES:
-            found = [replace(line, time=None) if line.time == found[0].time else line for line in found]
+        for match in _TOLD.finditer(content):
+            text = match[0].decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+            index = min(bisect.bisect_right(sizes, match.start()), len(times) - 1)
+            found.append((times[index] if index >= known else None, text))
         return found
 
     @cached_property
@@ -128,7 +134,7 @@ def parts(collected: Path, attempts: Iterable[str]) -> list[Part]:
             about = _object(_read(path.parent / ABOUT))
             ahead = _number(about.get("clock_ahead_s")) or 0.0
             part = Part(str(about.get("host") or path.parent.name), path.name, path)
-            part.ahead_s = ahead if abs(ahead) >= _SKEW_S else 0.0
+            part.ahead_s = ahead if _SKEW_S <= abs(ahead) < 1 << 30 else 0.0
             part.record = part.json("run.json")
             found.append(part)
     return sorted(found, key=lambda part: (part.attempt, part.node_rank, part.host))
@@ -159,6 +165,12 @@ def _number(value: Any) -> float | None:
         return None
 
 
+def _time(value: Any) -> float | None:
+    """A time that a calendar has."""
+    number = _number(value)
+    return number if number is not None and 0 < number < 1 << 33 else None
+
+
 def _whole(value: Any) -> int | None:
     number = _number(value)
     return None if number is None else int(number)
@@ -175,8 +187,8 @@ def _of_beats(part: Part, rank: int, text: str) -> list[Row]:
     found = []
     for line in text.splitlines():
         beat = _object(line)
-        time = _number(beat.get("time"))
-        if time is None or not 0 < time < 1 << 33:
+        time = _time(beat.get("time"))
+        if time is None:
             continue
         waiting = beat.get("waiting_in") if isinstance(beat.get("waiting_in"), dict) else {}
         since, step = _number((waiting or {}).get("since")), _whole(beat.get("step"))
@@ -204,15 +216,15 @@ def _of_beats(part: Part, rank: int, text: str) -> list[Row]:
 def _of_log(part: Part) -> list[Row]:
     """Steps and validations; on hosts without rank 0 a log has none."""
     found = []
-    for line in part.lines:
+    for time, text in part.lines:
         figures: dict[str, Any]
-        if match := _STEP.search(line.text):
+        if match := _STEP.search(text):
             figures = {"step": int(match[1]) + 1, "loss": _figure(match[3]), "tokens_per_s": _figure(match[4])}
-        elif match := _VALIDATION.search(line.text):
+        elif match := _VALIDATION.search(text):
             figures = {"step": int(match[1]), "val_bpb": _figure(match[2])}
         else:
             continue
-        found.append(Row(line.time, part.host, line.rank, part.attempt, "log", **figures))
+        found.append(Row(time, part.host, 0, part.attempt, "log", **figures))
     return found
 
 
@@ -229,24 +241,24 @@ def events(those: list[Part]) -> list[Event]:
 
 
 def _starts(those: list[Part]) -> list[Event]:
-    times = [(_number(part.record.get("started_unix")) or 0) - part.ahead_s for part in those]
-    times = [time for time in times if time > 0]
+    started = [(_time(part.record.get("started_unix")), part.ahead_s) for part in those]
+    times = [time - ahead for time, ahead in started if time is not None]
     return [Event(min(times), "start", f"attempt {those[0].attempt} on {len(those)} hosts")] if times else []
 
 
 def _told(part: Part) -> list[Event]:
     found = []
-    for line in part.lines:
-        if line.time is None:
+    for time, text in part.lines:
+        if time is None:
             continue
-        if match := _VALIDATION.search(line.text):
-            found.append(Event(line.time, "evaluation", f"step {int(match[1])}: validation bpb {match[2]}", part.host))
-        elif match := _SAVED.search(line.text):
-            found.append(Event(line.time, "save", f"checkpoint of step {int(match[1] or match[2])}", part.host))
-        elif match := _GOES_ON.search(line.text):
-            found.append(Event(line.time, "resume", match[1], part.host))
-        elif line.text.startswith(f"[torchlan] {STARTS_AGAIN}") and part.node_rank == 0:
-            found.append(Event(line.time, "restart", line.text.removeprefix("[torchlan] "), part.host))
+        if match := _VALIDATION.search(text):
+            found.append(Event(time, "evaluation", f"step {int(match[1])}: validation bpb {match[2]}", part.host))
+        elif match := _SAVED.search(text):
+            found.append(Event(time, "save", f"checkpoint of step {int(match[1] or match[2])}", part.host))
+        elif match := _GOES_ON.search(text):
+            found.append(Event(time, "resume", match[1], part.host))
+        elif text.startswith(f"[torchlan] {STARTS_AGAIN}") and part.node_rank == 0:
+            found.append(Event(time, "restart", text.removeprefix("[torchlan] "), part.host))
     return found
 
 
@@ -255,7 +267,7 @@ def _failures(those: list[Part]) -> list[Event]:
     told = next((part for part in those if part.json("restarts.json").get("failures")), None)
     found = []
     for entry in told.json("restarts.json")["failures"] if told else []:
-        time = _number(entry.get("time")) if isinstance(entry, dict) else None
+        time = _time(entry.get("time")) if isinstance(entry, dict) else None
         if told and time is not None:
             words = f"{entry.get('code')} at step {entry.get('step')}: {entry.get('what')}"
             found.append(Event(time - told.ahead_s, "failure", words, told.host))

@@ -89,6 +89,19 @@ def test_a_file_that_changes_is_not_taken(tmp_path: Path, now: bytes) -> None:
     assert not path.exists()
 
 
+def test_two_at_once(tmp_path: Path) -> None:
+    path, content = tmp_path / "model.pt", bytes(range(95))
+    remote = Remote(content)
+
+    def read(offset: int, count: int) -> bytes:
+        with pytest.raises(collected.Busy):
+            collected.bring(path, weighed(content), Remote(content, 0).read)
+        return remote.read(offset, count)
+
+    assert collected.bring(path, weighed(content), read) == 95
+    assert collected.bring(path, weighed(content), Remote(content, 0).read) == 0
+
+
 def packed(files: Any) -> str:
     return base64.b64encode(zlib.compress(json.dumps(files).encode())).decode()
 

@@ -161,17 +161,24 @@ def test_broken_beats(run: Run) -> None:
     here = run.host("a", 0, **{"restarts.json": '{"failures": [1, {"time": "x"}, {}]}', "train.times": "x\n1.2.3 4\n"})
     (here / "beats/rank-0.jsonl").write_bytes("\n".join([*HOSTILE, beat(1)]).encode() + b"\n\xff\xfe\n{")
     (here / "beats/rank-x.jsonl").write_text(beat(2))
-    (here / "train.log").write_bytes(b"\xff\xfe step 1/2 (1%) | loss: einf\nStep 3 | Validation bpb: nan\n")
+    (here / "train.log").write_bytes(
+        b"\xff\xfe step 1/2 (1%%) | loss: einf\nStep 3 | Validation bpb: nan\nStep %s | Validation bpb: 1\n"
+        % (b"9" * 5000)
+    )
     rows = run.parts()[0].rows
     timed = [row for row in rows if row.time is not None]
     assert [row.time for row in timed] == [T, T, T + 1]
     assert all(row.loss is None and row.tokens_per_s is None for row in timed[:2])
-    metrics.events(run.parts())
+    (here / "run.json").write_text(json.dumps({"node_rank": 0, "started_unix": 1e300}))
+    (here / "restarts.json").write_text(json.dumps({"failures": [{"time": 1e300}, {"time": T + 5, "what": [1]}]}))
+    (here / "train.times").write_text("9" * 400 + " 5\n" + "5 " + "9" * 5000 + "\n")
+    assert [event.kind for event in metrics.events(run.parts())] == ["failure"]
+    made(run.parts()[0].rows, metrics.events(run.parts()))
     metrics.as_csv(rows)
     (here / "run.json").write_text('{"config": [], "node_rank": "x", "started_unix": "y"}')
     (run.folder / "a/collected.json").write_text("{")
     (run.folder / "stray").write_text("x")
-    assert metrics.configuration(run.parts()) == {} and len(metrics.events(run.parts())) == 0
+    assert metrics.configuration(run.parts()) == {} and len(metrics.events(run.parts())) == 1
     assert metrics.parts(run.folder / "nothing", ["a1"]) == []
 
 
