@@ -94,6 +94,9 @@ def bring(path: Path, wanted: Mapping[str, Any], read: Callable[[int, int], byte
     part = path.with_name(f"{path.name}.part")
     fetched = 0
     with _alone(part) as file:
+        if same(path, wanted):  # another process was faster
+            part.unlink()
+            return 0
         if not file.tell() and path.is_file() and path.stat().st_size < wanted["size"]:
             with open(path, "rb") as before:  # a log that has grown since
                 shutil.copyfileobj(before, file)

@@ -102,6 +102,15 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert collected.bring(path, weighed(content), Remote(content, 0).read) == 0
 
 
+def test_another_one_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, content = tmp_path / "model.pt", bytes(range(95))
+    path.write_bytes(content)
+    answers = iter([False, True])
+    monkeypatch.setattr(collected, "same", lambda *_args: next(answers))
+    assert collected.bring(path, weighed(content), Remote(content, 0).read) == 0
+    assert [one.name for one in tmp_path.iterdir()] == ["model.pt"]
+
+
 def packed(files: Any) -> str:
     return base64.b64encode(zlib.compress(json.dumps(files).encode())).decode()
 

@@ -173,7 +173,6 @@ def test_broken_beats(run: Run) -> None:
     (here / "restarts.json").write_text(json.dumps({"failures": [{"time": 1e300}, {"time": T + 5, "what": [1]}]}))
     (here / "train.times").write_text("9" * 400 + " 5\n" + "5 " + "9" * 5000 + "\n")
     assert [event.kind for event in metrics.events(run.parts())] == ["failure"]
-    made(run.parts()[0].rows, metrics.events(run.parts()))
     metrics.as_csv(rows)
     (here / "run.json").write_text('{"config": [], "node_rank": "x", "started_unix": "y"}')
     (run.folder / "a/collected.json").write_text("{")
@@ -281,6 +280,14 @@ def test_names_that_mean_harm(run: Run) -> None:
         assert set(text.tags) & {"img", "iframe", "link"} == {"link"} and set(text.loaded) <= {"data:,"}
         assert len([script for script in text.scripts if "newPlot" in script]) == 6  # plotly itself is one
         assert EVIL in text.text and "<img" not in "".join(text.scripts[1:])
+
+
+def test_times_that_no_calendar_has(run: Run) -> None:
+    here = run.host("a", 0, **{"restarts.json": json.dumps({"failures": [{"time": 1e300}]})})
+    (here / "run.json").write_text(json.dumps({"node_rank": 0, "started_unix": 1e300}))
+    (here / "beats/rank-0.jsonl").write_text("\n".join([*HOSTILE, beat(1)]))
+    (part,) = run.parts()
+    assert len(made(part.rows, metrics.events([part])).traces()) >= 1
 
 
 def test_a_run_of_nothing() -> None:
