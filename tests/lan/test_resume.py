@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any
@@ -147,6 +148,11 @@ def test_goes_on_by_itself_without_a_controller(cluster: Cluster, run: str, work
     told = re.sub(r"\s+", " ", result.text)
     assert re.search("started again by itself 2 of at most 3 times; it broke at step 1[345],", told), result
     assert "finished" in result.text
+    talks = re.search(r"let it talk:\n +(ssh .*)", result.text)
+    assert bool(talks) is (workload == "nanochat"), result
+    if talks:
+        said = cluster.lan.exec("workstation", "sh", "-c", shlex.split(talks[1])[-1], user="trainer")
+        assert "The capital of France is" in said and "Unconditioned samples" in said
 
 
 def cut(cluster: Cluster, host: str, seconds: float) -> None:
