@@ -52,6 +52,7 @@ th { color: var(--soft); font-weight: 600 } .when { white-space: nowrap }
   .tall td { display: inline; border: 0 } }
 @media (min-width: 900px) { .two, .charts { grid-template-columns: repeat(2, minmax(0, 1fr)) } }
 pre { background: var(--card); border-radius: 8px; padding: 12px; overflow-x: auto; font-size: .85em }
+.legend { max-height: 6.5em; overflow: auto; font-size: .85em } .legend > span { display: inline-block; margin-right: 14px }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 6px }
 .js-plotly-plot text { fill: var(--fg) !important } .js-plotly-plot .hovertext text { fill: #fff !important }
 .js-plotly-plot .axistext text { fill: var(--bg) !important }
@@ -219,9 +220,8 @@ def _chart(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         margin={"l": 52, "r": 8, "t": 8, "b": 36},
-        height=260 + 22 * (len(traces) // 3 if len(traces) > 1 else 0),
-        showlegend=len(traces) > 1,
-        legend={"orientation": "h", "y": -0.16, "x": 0},
+        height=260,
+        showlegend=False,  # plotly's own takes the room of the chart on a phone
         hovermode="x unified" if len(traces) == 1 else "closest",
         xaxis={
             "type": "date",
@@ -255,7 +255,13 @@ def _chart(
     )
     kind = "chart wide" if more else "chart"
     empty = "" if any(trace["x"] for trace in traces) else '<p class="soft">nothing was noted</p>'
-    return f'<section class="{kind}"><h2>{escape(title)}</h2>{empty or drawn}</section>'
+    dots = [f"{_dot(trace['line']['color'])}{trace['name']}" for trace in traces if "line" in trace]
+    legend = f'<p class="legend soft">{" ".join(f"<span>{dot}</span>" for dot in dots)}</p>' if len(dots) > 1 else ""
+    return f'<section class="{kind}"><h2>{escape(title)}</h2>{empty or drawn + legend}</section>'
+
+
+def _dot(colour: str) -> str:
+    return f'<span class="dot" style="background:{colour}"></span>'
 
 
 def _timeline(number: int, events: list[Event], span: tuple[float, float]) -> str:
@@ -273,7 +279,7 @@ def _timeline(number: int, events: list[Event], span: tuple[float, float]) -> st
         for kind in KINDS
         if any(event.kind == kind for event in events)
     ]
-    more = {"margin": {"l": 80, "r": 8, "t": 8, "b": 36}, "showlegend": False, "hovermode": "closest"}
+    more = {"margin": {"l": 80, "r": 8, "t": 8, "b": 36}, "hovermode": "closest"}
     more["yaxis"] = {"autorange": "reversed", "nticks": 2 * len(KINDS)}
     return _chart(number, "Events", traces, span, events, "", {**more, "height": 60 + 30 * max(2, len(traces))})
 
@@ -283,8 +289,8 @@ def _events(events: list[Event]) -> str:
         return ""
     shown = events[-_EVENTS:]
     rows = "".join(
-        f'<tr><td class="when">{_when(event.time)}</td><td class="when"><span class="dot" '
-        f'style="background:{_KIND_COLOURS[event.kind]}"></span>{event.kind}</td>'
+        f'<tr><td class="when">{_when(event.time)}</td>'
+        f'<td class="when">{_dot(_KIND_COLOURS[event.kind])}{event.kind}</td>'
         f"<td>{escape(event.host)}</td><td>{escape(_cut(event.text))}</td></tr>"
         for event in shown
     )
