@@ -52,7 +52,8 @@ th { color: var(--soft); font-weight: 600 } .when { white-space: nowrap }
   .tall td { display: inline; border: 0 } }
 @media (min-width: 900px) { .two, .charts { grid-template-columns: repeat(2, minmax(0, 1fr)) } }
 pre { background: var(--card); border-radius: 8px; padding: 12px; overflow-x: auto; font-size: .85em }
-.legend { max-height: 6.5em; overflow: auto; font-size: .85em } .legend > span { display: inline-block; margin-right: 14px }
+.legend { max-height: 6.5em; overflow: auto; font-size: .85em }
+.legend > span { display: inline-block; margin-right: 14px }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 6px }
 .js-plotly-plot text { fill: var(--fg) !important } .js-plotly-plot .hovertext text { fill: #fff !important }
 .js-plotly-plot .axistext text { fill: var(--bg) !important }
