@@ -67,6 +67,7 @@ KEPT = frozenset(
         "end",
         "folders",
         "last_words",
+        "sample",
         "ended",
         "host_runs",
         "other_runs",

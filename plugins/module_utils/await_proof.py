@@ -181,13 +181,11 @@ def _answer(question: Question, seen: _Seen) -> Answer:
         return ended
     verdict = seen.verdict["verdict"]
     told = errors((seen.info["cluster"] or {}).get("causes") or []) if question.runner else []
-    wrong = told or (errors(seen.verdict["causes"]) if verdict == FAILED else [])
-    if wrong and seen.plan.get("auto_resume") and all(one["code"] in HEALS for one in wrong):
+    wrong = told or (seen.verdict["causes"] if verdict == FAILED else [])
+    if wrong and seen.plan.get("auto_resume") and all(one["code"] in HEALS for one in errors(wrong)):
         return Answer("restarting", "%s; it starts again by itself" % wrong[0]["what"])  # or ends, and says so
-    if told:
-        return Answer("failed", told[0]["what"], True, told)
-    if verdict == FAILED:
-        return Answer("failed", seen.verdict["causes"][0]["what"], True, seen.verdict["causes"])
+    if wrong:
+        return Answer("failed", wrong[0]["what"], True, wrong)
     if verdict == PROVEN:
         return Answer("proven", _training_line(seen), True, seen.verdict["causes"])
     elapsed = time.time() - _since(question, seen)

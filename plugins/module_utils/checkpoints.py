@@ -27,6 +27,11 @@ _SHAPE = ("depth", "aspect_ratio", "head_dim", "max_seq_len", "window_pattern")
 Inventory = Mapping[str, Any]  # file name -> None when it is whole, else what is wrong with it
 
 
+def folder_of(base_dir: str, tag: str) -> str:
+    """Where the checkpoints of one model are."""
+    return os.path.join(base_dir, "base_checkpoints", tag)
+
+
 def step_of(name: str) -> int | None:
     match = _FILE.match(name)
     return next((int(text) for text in match.groups()[:3] if text), None) if match else None

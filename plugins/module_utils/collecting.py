@@ -179,9 +179,5 @@ def look(node_dirs: dict[str, str]) -> list[dict[str, Any]]:
 def inventory(base_dir: str, node_dir: str) -> dict[str, Any]:
     """The run's checkpoints here: C(tag), C(world) and what is wrong with each file, None for nothing."""
     attempt = Attempt(node_dir)
-    files = checkpoints.inventory(checkpoint_folder(base_dir, attempt.tag)) if attempt.tag else {}
+    files = checkpoints.inventory(checkpoints.folder_of(base_dir, attempt.tag)) if attempt.tag else {}
     return {"tag": attempt.tag, "world": attempt.world, "files": files}
-
-
-def checkpoint_folder(base_dir: str, tag: str) -> str:
-    return os.path.join(base_dir, "base_checkpoints", tag)

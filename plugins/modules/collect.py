@@ -209,7 +209,7 @@ def _checkpoint(paths: RunPaths, name: str) -> str:
     tag = collecting.Attempt(paths.node_dir(current)).tag if current else None
     if tag is None or checkpoints.step_of(name) is None:
         raise ValueError("%r is no file of a checkpoint of this run" % name)
-    return os.path.join(collecting.checkpoint_folder(paths.base_dir, tag), name)
+    return os.path.join(checkpoints.folder_of(paths.base_dir, tag), name)
 
 
 def _weigh(paths: RunPaths, params: dict[str, Any]) -> dict[str, Any]:

@@ -365,7 +365,7 @@ def _checkpoints(base_dir: str | None, tag: str | None) -> list[int]:
     """Steps of which this host has a part of the run's checkpoint."""
     if not base_dir or not tag:
         return []
-    names = checkpoints.names(os.path.join(base_dir, "base_checkpoints", tag))
+    names = checkpoints.names(checkpoints.folder_of(base_dir, tag))
     return sorted({step for step in map(checkpoints.step_of, names) if step is not None})
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils import checkpoints
+from ansible_collections.torchlan.nanochat.plugins.module_utils.collecting import PIECE
 from ansible_collections.torchlan.nanochat.plugins.module_utils.workdir import sha256_file
 
-PIECE = 16 * 1024 * 1024
 _TEXT = re.compile(r"(?:beats/)?[A-Za-z0-9_.-]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9_-]+\Z")
 ABOUT = "collected.json"
@@ -105,10 +105,12 @@ def bring(path: Path, wanted: Mapping[str, Any], read: Callable[[int, int], byte
             file.truncate(0)
             began = 0
         fetched += _fill(file, wanted["size"], read)
-        if began and not same(part, wanted):
+        whole = same(part, wanted)
+        if began and not whole:
             file.truncate(0)  # it began as another file
             fetched += _fill(file, wanted["size"], read)
-        if not same(part, wanted):
+            whole = same(part, wanted)
+        if not whole:
             part.unlink()
             raise Changed(path.name)
         part.replace(path)

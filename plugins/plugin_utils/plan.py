@@ -225,9 +225,9 @@ def _arguments(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check_checkpoints(plan: Plan, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
-    resumed = [name for name in ("nanochat_resume", "nanochat_auto_resume") if shared[name]]
-    names = [*resumed, *(name for name in ("nanochat_keep_checkpoints",) if shared[name])]
-    asked = " and ".join(f"{name}={shared[name]}" for name in names)
+    resumed = shared["nanochat_resume"] or shared["nanochat_auto_resume"]
+    names = ("nanochat_resume", "nanochat_auto_resume", "nanochat_keep_checkpoints")
+    asked = " and ".join(f"{name}={shared[name]}" for name in names if shared[name])
     if asked and not (shared["nanochat_runner"] and plan.script in (BASE_TRAIN, SMOKE_MODULE)):
         what = f"{asked} needs the runner and {BASE_TRAIN}, whose checkpoints it knows"
         return [cause("setting_invalid", what, f"nanochat_runner: true, nanochat_script: {BASE_TRAIN}")]

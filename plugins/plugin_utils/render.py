@@ -98,10 +98,10 @@ def torchrun(
     torch.distributed.run is torchrun without its launcher script, whose first line breaks on paths with a space.
     """
     again = settings["nanochat_auto_resume"]
-    keeper = [python, "-m", "torchlan_runner.again", f"--times={again}", "--"] if again else []
+    supervisor = [python, "-m", "torchlan_runner.again", f"--times={again}", "--"] if again else []
     script = ["-m", "torchlan_runner", plan.script] if settings["nanochat_runner"] else ["-m", plan.script]
     return [
-        *keeper,
+        *supervisor,
         python,
         "-m",
         "torch.distributed.run",

@@ -68,7 +68,7 @@ def _run(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
 
 
 def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
-    from torchlan_runner import backend, compat, facts, links, pace, resume, room, steps
+    from torchlan_runner import backend, checkpoints, compat, facts, links, pace, resume, room, steps
 
     plan = beat.plan
     beat.set_state("agreeing")
@@ -99,8 +99,7 @@ def _prepare(beat: Beat, ward: Ward, script: str, args: list[str]) -> None:
         _go_on(beat, None, script, args)
     beat.agreed = True
     if script in resume.SCRIPTS and plan.local_rank == 0:
-        base, tag = resume.place(os.environ, args)
-        folder = os.path.join(base, "base_checkpoints", tag)
+        folder = checkpoints.folder_of(*resume.place(os.environ, args))
         room.install(beat, folder, args)
         if room.keeps(plan):
             ward.keep(folder)

@@ -37,7 +37,7 @@ TERM = 10.0  # for torchrun to end its workers
 _CONF = "--rdzv-conf=timeout="
 
 
-class Keeper:
+class Supervisor:
     def __init__(self, times: int, command: list[str], environ: Mapping[str, str]) -> None:
         self.times, self.command, self.environ = times, command, dict(environ)
         self.run_dir = self.environ[RUN_DIR]
@@ -128,6 +128,7 @@ def failure(run_dir: str, since: float, exit_code: int) -> dict[str, Any]:
     :param since: unix time of the start.
     """
     beats = [beat for beat in _beats(run_dir) if (beat.get("time") or 0) >= since]
+    # The guards' reason first: it is the same on all hosts, and so is what follows from it.
     found = [entry for beat in beats for entry in beat.get("causes") or [] if entry["weight"] == "error"]
     found += [error_cause(beat) for beat in beats if beat.get("error") and not is_consequence(beat["error"])]
     found.sort(key=lambda entry: entry["code"] == "ended_from_outside")  # torchrun ends the others so
@@ -188,7 +189,7 @@ def main() -> None:
     first, dashes, *command = sys.argv[1:]
     if dashes != "--" or not command:
         raise SystemExit("usage: python -m torchlan_runner.again --times=N -- COMMAND…")
-    sys.exit(Keeper(int(first.partition("=")[2]), command, os.environ).run())
+    sys.exit(Supervisor(int(first.partition("=")[2]), command, os.environ).run())
 
 
 if __name__ == "__main__":

@@ -140,6 +140,11 @@ def cause(
     return {"code": code, "weight": weight, "host": host, "rank": rank, "what": what, "fix": fix}
 
 
+def options(args: list[str]) -> dict[str, str]:
+    """The script's options as they are in its arguments, C(--depth) -> C(4); a flag has the value C()."""
+    return {key: value for key, _equals, value in (word.partition("=") for word in args)}
+
+
 def warn(text: str) -> None:
     """One line on stderr; never an error of its own."""
     try:

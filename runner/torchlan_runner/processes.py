@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 RUN_DIR = "TORCHLAN_RUN_DIR"
 
@@ -63,26 +64,21 @@ def environment(pid: int) -> dict[bytes, bytes]:
 
 def left_of(run_dir: str, rank: int) -> list[int]:
     """What a rank's worker has started and not ended: data loaders, compile workers. A guard has no RANK."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            env = environment(int(name))
-            mine = env.get(RUN_DIR.encode()) == os.fsencode(run_dir) and env.get(b"RANK") == b"%d" % rank
-            if mine and (stat(int(name)) or ("Z",))[0] not in "ZX":
-                found.append(int(name))
-    return found
+    return [pid for pid, env in _of_run(run_dir) if env.get(b"RANK") == b"%d" % rank]
 
 
 def of_ranks(run_dir: str) -> list[int]:
     """The ranks of a host's part of a run, what they have started, and their guards; not its shell and its agent."""
-    found = []
+    return [pid for pid, env in _of_run(run_dir) if b"RANK" in env or _is_guard(pid)]
+
+
+def _of_run(run_dir: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """Whatever else lives of a host's part of a run, with its environment."""
     for name in os.listdir("/proc"):
-        if name.isdigit():
+        if name.isdigit() and int(name) != os.getpid():
             env = environment(int(name))
-            mine = env.get(RUN_DIR.encode()) == os.fsencode(run_dir) and (b"RANK" in env or _is_guard(int(name)))
-            if mine and (stat(int(name)) or ("Z",))[0] not in "ZX":
-                found.append(int(name))
-    return found
+            if env.get(RUN_DIR.encode()) == os.fsencode(run_dir) and (stat(int(name)) or ("Z",))[0] not in "ZX":
+                yield int(name), env
 
 
 def _is_guard(pid: int) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from torchlan_runner import carry, checkpoints, replay
-from torchlan_runner.plan import Plan, cause, warn
+from torchlan_runner.plan import Plan, cause, options, warn
 
 SCRIPTS = ("scripts.base_train", "torchlan_smoke")
 _SLOWEST = 1e6  # bytes a second that a host is waited for while it gets files
@@ -50,9 +50,9 @@ class Alone:
 class Resume:
     def __init__(self, board: Any, plan: Plan, environ: Mapping[str, str], args: list[str]) -> None:
         self.board, self.plan, self.args = board or Alone(), plan, args
-        self.options = {key: value for key, _equals, value in (word.partition("=") for word in args)}
+        self.options = options(args)
         base, self.tag = place(environ, args)
-        self.folder = os.path.join(base, "base_checkpoints", self.tag)
+        self.folder = checkpoints.folder_of(base, self.tag)
         self.kept = os.path.join(base, "base_checkpoints_kept", self.tag, plan.attempt)
         self.giver: carry.Giver | None = None
         self.nodes = [node.node_rank for node in plan.nodes if node.node_rank < plan.group_world_size]
@@ -254,10 +254,10 @@ class Resume:
 
 
 def place(environ: Mapping[str, str], args: list[str]) -> tuple[str, str]:
-    """Where nanochat saves with these arguments: the base folder, and the name of the one for checkpoints."""
-    options = {key: value for key, _equals, value in (word.partition("=") for word in args)}
+    """Where nanochat saves with these arguments: the base folder, and the tag of the model."""
+    given = options(args)
     base = environ.get("NANOCHAT_BASE_DIR") or os.path.expanduser("~/.cache/nanochat")
-    return base, options.get("--model-tag") or "d%s" % options.get("--depth", "20")
+    return base, given.get("--model-tag") or "d%s" % given.get("--depth", "20")
 
 
 def prepare(
@@ -270,7 +270,7 @@ def prepare(
 
 def begins_at(args: list[str]) -> int:
     """The step that the script goes on from with these arguments; 0 at a start."""
-    step = next((word.partition("=")[2] for word in args if word.startswith("--resume-from-step=")), "")
+    step = options(args).get("--resume-from-step", "")
     return int(step) if step.isdigit() else 0
 
 

@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from torchlan_runner import checkpoints
 from torchlan_runner.beat import FINAL, Beat
-from torchlan_runner.plan import Plan, cause, warn
+from torchlan_runner.plan import Plan, cause, options, warn
 
 INTERVAL = 1.0
 MARGIN = 1.05
@@ -206,8 +206,7 @@ def keeps(plan: Plan) -> int:
 
 
 def install(beat: Beat, folder: str, args: list[str]) -> None:
-    options = {key: value for key, _equals, value in (word.partition("=") for word in args)}
-    steps = options.get("--num-iterations", "")
+    steps = options(args).get("--num-iterations", "")
     beat.listeners.append(Forecast(beat, folder, int(steps) if steps.isdigit() else None).look)
 
 

@@ -108,9 +108,9 @@ class Cluster:
         again: int = 0,
     ) -> None:
         nproc = self.nodes[key]["nproc"] if key < len(self.nodes) else 1
-        keeper = [self.python, "-m", "torchlan_runner.again", f"--times={again}", "--"] if again else []
+        supervisor = [self.python, "-m", "torchlan_runner.again", f"--times={again}", "--"] if again else []
         command = [
-            *keeper,
+            *supervisor,
             python or self.python,
             "-m",
             "torch.distributed.run",

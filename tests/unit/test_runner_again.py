@@ -56,10 +56,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def keeper(folder: Path, starts: list[Any], times: int = 3) -> again.Keeper:
+def supervisor(folder: Path, starts: list[Any], times: int = 3) -> again.Supervisor:
     command = [sys.executable, "-c", AGENT, json.dumps(starts), "--rdzv-conf=timeout=20", "-m", "torchlan_runner"]
     environ = {**os.environ, "TORCHLAN_RUN_DIR": str(folder), "TORCHLAN_PLAN": json.dumps({"resume": None})}
-    return again.Keeper(times, command, environ)
+    return again.Supervisor(times, command, environ)
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def seen(folder: Path) -> list[Any]:
 
 def test_goes_on_from_a_checkpoint_until_it_is_done(folder: Path) -> None:
     starts = [[1, {"step": 7, "causes": [FROZEN]}], [-9, None], [0, {"state": "finished"}]]
-    assert keeper(folder, starts).run() == 0
+    assert supervisor(folder, starts).run() == 0
     first, second, third = seen(folder)
     assert first == [{"resume": None}, ["--rdzv-conf=timeout=20", "-m", "torchlan_runner"], []]
     # Anew: from a checkpoint, with time for the others to come back, and without the beats of the start that failed.
@@ -87,7 +87,7 @@ def test_goes_on_from_a_checkpoint_until_it_is_done(folder: Path) -> None:
 
 
 def test_not_more_often_than_asked(folder: Path) -> None:
-    assert keeper(folder, [[1, {"causes": [FROZEN]}]] * 3, times=2).run() == 1
+    assert supervisor(folder, [[1, {"causes": [FROZEN]}]] * 3, times=2).run() == 1
     assert len(seen(folder)) == 3
     assert "2 starts" in state(folder)["gave_up"]
     assert (folder / "beats/rank-0.json").exists(), "the last failure is there to be looked at"
@@ -102,14 +102,14 @@ def test_not_more_often_than_asked(folder: Path) -> None:
     ],
 )
 def test_not_after_what_does_not_heal(folder: Path, beat: dict[str, Any]) -> None:
-    assert keeper(folder, [[1, beat]]).run() == 1
+    assert supervisor(folder, [[1, beat]]).run() == 1
     assert "does not heal by itself" in state(folder)["gave_up"]
 
 
 def test_the_same_exception_at_the_same_step_once_more_is_enough(folder: Path) -> None:
     error = {"type": "ValueError", "message": "no such token", "time": 1.0}
     starts = [[1, {"step": step, "error": error}] for step in (3, 5, 5, 5)]
-    assert keeper(folder, starts, times=9).run() == 1
+    assert supervisor(folder, starts, times=9).run() == 1
     assert len(seen(folder)) == 3
     assert "the same exception at the same step" in state(folder)["gave_up"]
 
@@ -134,14 +134,14 @@ def test_a_signal_to_the_supervisor_is_the_end(folder: Path) -> None:
 
     thread = threading.Thread(target=tell)
     thread.start()
-    assert keeper(folder, [[None, None]]).run() == 128 + signal.SIGTERM
+    assert supervisor(folder, [[None, None]]).run() == 128 + signal.SIGTERM
     thread.join()
     assert len(seen(folder)) == 1 and not (folder / "restarts.json").exists()
 
 
 def test_a_run_that_was_stopped_stays_so(folder: Path) -> None:
     (folder / "stopped").write_text("by stop.yml\n")
-    assert keeper(folder, [[1, None], [0, None]]).run() == 1
+    assert supervisor(folder, [[1, None], [0, None]]).run() == 1
     assert len(seen(folder)) == 1
 
 
@@ -151,7 +151,7 @@ def test_what_ranks_left_behind_is_gone_before_the_next_start(folder: Path, monk
         "import subprocess, os; subprocess.Popen(['sleep', '60'], env={**os.environ, 'RANK': '0'});"
         "raise SystemExit(0 if os.path.exists(os.environ['TORCHLAN_RUN_DIR'] + '/restarts.json') else 1)"
     )
-    one = keeper(folder, [])
+    one = supervisor(folder, [])
     one.command = [sys.executable, "-c", left]
     assert one.run() == 0
     (last,) = of_ranks(str(folder))  # that of the first start is gone, the second one ended well
