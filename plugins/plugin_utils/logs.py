@@ -22,9 +22,9 @@ _BYTES_A_LINE = 600
 _LEAST_BYTES = 100_000
 # At once, of a log that grew while its host was away: the rest comes with the next look.
 MOST_BYTES = 1_000_000
-_STAMPS = 4000
 # Clocks that differ by less are not corrected: asking takes as long.
 _SKEW_S = 2.0
+_STAMP = re.compile(r"(?:^|(?<=[,\n]))(\d{10}(?:\.\d+)?) (\d{1,18})(?=[,\n]|\Z)")
 _OF_RANK = re.compile(r"\[(?:default|rank)?(\d+)\]: ?")
 
 
@@ -50,6 +50,28 @@ class Part:
     content: bytes
 
 
+def stamps(text: str) -> list[tuple[float, int]]:
+    """What train.times says: when the log had which size. Lines may end with a comma, too."""
+    return [(float(when), int(size)) for when, size in _STAMP.findall(text)]
+
+
+def ahead(seconds: float) -> float:
+    """By how much a host's clock is corrected."""
+    return seconds if abs(seconds) >= _SKEW_S else 0.0
+
+
+class Times:
+    """When a log was written, by the controller's clock."""
+
+    def __init__(self, noted: list[tuple[float, int]], ahead_s: float) -> None:
+        self._times, self._sizes = [when - ahead_s for when, _size in noted], [size for _when, size in noted]
+
+    def at(self, position: int) -> float | None:
+        """When the log first was longer than this; the last time for what came after it, None where none was noted."""
+        index = min(bisect.bisect_right(self._sizes, position), len(self._times) - 1)
+        return self._times[index] if self._times else None
+
+
 def command(base_dir: str, run: str, node_rank: int, lines: int, attempt: str = "", start: int = 0) -> str:
     """What a host's shell is asked.
 
@@ -67,7 +89,8 @@ def command(base_dir: str, run: str, node_rank: int, lines: int, attempt: str = 
         '"$(date +%s)"',
         '"$(cat exit_code 2> /dev/null || { [ -e stopped ] && echo stopped; })"',
         '"$(echo beats/rank-*.json)"',
-        f"\"$(tail -n {_STAMPS} train.times 2> /dev/null | tr '\\n' ',')\"",
+        # What was noted of the part that follows, and the last word: it is for what was written since.
+        "\"$(awk -v first=$first '$2 > first; END { print }' train.times 2> /dev/null | tr '\\n' ',')\"",
         '"$first"',
     )
     steps = (
@@ -86,13 +109,13 @@ def read(answer: str) -> Part | None:
     head = answer.split("\n", 6)
     if len(head) < 7 or not head[1].isdigit() or not head[5].strip().isdigit():
         return None
-    folder, clock, code, beats, stamps, start, content = head
+    folder, clock, code, beats, noted, start, content = head
     return Part(
         attempt=os.path.basename(os.path.dirname(folder)),
         clock=float(clock),
         ended=code.strip() != "",
         ranks=sorted(int(number) for number in re.findall(r"rank-(\d+)\.json", beats)),
-        stamps=[(float(when), int(size)) for when, size in re.findall(r"([\d.]+) (\d+),", stamps)],
+        stamps=stamps(noted),
         start=int(start),
         content=content.encode("utf-8", "surrogateescape"),
     )
@@ -105,8 +128,7 @@ def entries(part: Part, now: float, raw: bool, begun: bool = False) -> tuple[lis
     :param raw: with noise, and with all that a progress bar wrote.
     :param begun: the part begins at the beginning of a line.
     """
-    skew = part.clock - now if abs(part.clock - now) >= _SKEW_S else 0.0
-    times, sizes = [when - skew for when, _size in part.stamps], [size for _when, size in part.stamps]
+    times = Times(part.stamps, ahead(part.clock - now))
     position, found = part.start, []
     *whole, rest = part.content.split(b"\n")
     if (rest and part.ended) or (len(part.content) >= MOST_BYTES and not whole):
@@ -117,8 +139,7 @@ def entries(part: Part, now: float, raw: bool, begun: bool = False) -> tuple[lis
         text = text if raw else text.rpartition("\r")[2].rstrip()
         if (number == 0 and at and not begun) or (not raw and (not text.strip() or is_noise(text))):
             continue
-        index = bisect.bisect_right(sizes, at)
-        found.append(Entry(times[index] if index < len(times) else times[-1] if times else None, *_rank(text, part)))
+        found.append(Entry(times.at(at), *_rank(text, part)))
     return found, min(position, part.start + len(part.content))
 
 

@@ -9,7 +9,6 @@ of rank 0. Any of these files may be missing, cut off or broken; what is whole o
 
 from __future__ import annotations
 
-import bisect
 import csv
 import io
 import json
@@ -22,22 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.torchlan.nanochat.plugins.module_utils.messages import STARTS_AGAIN
+from ansible_collections.torchlan.nanochat.plugins.module_utils.printed import STEP, VALIDATION
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import logs
 from ansible_collections.torchlan.nanochat.plugins.plugin_utils.collected import ABOUT
 
 # So long a rank is in one collective before it is worth an event; a save or a sample on rank 0 may be one.
 STALL_S = 10.0
-# Clocks that differ by less are not corrected: asking takes as long.
-_SKEW_S = 2.0
 # The first time is noted when a log is about this long; where it is longer, the times before were dropped.
 _FIRST_BYTES = 65536
-_NUMBER = r"[-+\d.eainf]+"
-_STEP = re.compile(
-    rf"step\s+(\d{{1,12}})/(\d+)\s*\(\s*[\d.]+%\)\s*\|\s*loss:\s*({_NUMBER})(?:.*?tok/sec:\s*([\d,.]+))?"
-)
-_VALIDATION = re.compile(rf"Step\s+(\d{{1,12}})\s*\|\s*Validation bpb:\s*({_NUMBER})")
 _SAVED = re.compile(r"Saved (?:checkpoint of step (\d{1,12})|model parameters to\b.*?model_(\d{1,12})\.pt)")
 _TOLD = re.compile(rb"^.*(?:loss:|Validation bpb:|Saved |\[torchlan\] ).*$", re.MULTILINE)
-_STAMP = re.compile(r"^(\d{10}(?:\.\d+)?) (\d{1,18})$", re.MULTILINE)
 _GOES_ON = re.compile(r"\[torchlan\] .*?(the run goes on from step \d+.*)")
 
 
@@ -103,9 +96,9 @@ class Part:
     @cached_property
     def lines(self) -> list[tuple[float | None, str]]:
         """The lines of the log that say something of it, with the time at which the log grew. A log may be large."""
-        stamps = [(float(when) - self.ahead_s, int(size)) for when, size in _STAMP.findall(self.text("train.times"))]
-        times, sizes = [when for when, _size in stamps], [size for _when, size in stamps]
-        known = 1 if sizes and sizes[0] > _FIRST_BYTES else 0
+        stamps = logs.stamps(self.text("train.times"))
+        times = logs.Times(stamps, self.ahead_s)
+        lost = stamps[0][1] if stamps and stamps[0][1] > _FIRST_BYTES else 0
         found: list[tuple[float | None, str]] = []
         try:
             content = (self.folder / "train.log").read_bytes()
@@ -113,8 +106,7 @@ class Part:
             return []
         for match in _TOLD.finditer(content):
             text = match[0].decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-            index = min(bisect.bisect_right(sizes, match.start()), len(times) - 1)
-            found.append((times[index] if index >= known else None, text))
+            found.append((times.at(match.start()) if match.start() >= lost else None, text))
         return found
 
     @cached_property
@@ -134,7 +126,7 @@ def parts(collected: Path, attempts: Iterable[str]) -> list[Part]:
             about = _object(_read(path.parent / ABOUT))
             ahead = _number(about.get("clock_ahead_s")) or 0.0
             part = Part(str(about.get("host") or path.parent.name), path.name, path)
-            part.ahead_s = ahead if _SKEW_S <= abs(ahead) < 1 << 30 else 0.0
+            part.ahead_s = logs.ahead(ahead) if abs(ahead) < 1 << 30 else 0.0
             part.record = part.json("run.json")
             found.append(part)
     return sorted(found, key=lambda part: (part.attempt, part.node_rank, part.host))
@@ -218,9 +210,9 @@ def _of_log(part: Part) -> list[Row]:
     found = []
     for time, text in part.lines:
         figures: dict[str, Any]
-        if match := _STEP.search(text):
+        if match := STEP.search(text):
             figures = {"step": int(match[1]) + 1, "loss": _figure(match[3]), "tokens_per_s": _figure(match[4])}
-        elif match := _VALIDATION.search(text):
+        elif match := VALIDATION.search(text):
             figures = {"step": int(match[1]), "val_bpb": _figure(match[2])}
         else:
             continue
@@ -251,7 +243,7 @@ def _told(part: Part) -> list[Event]:
     for time, text in part.lines:
         if time is None:
             continue
-        if match := _VALIDATION.search(text):
+        if match := VALIDATION.search(text):
             found.append(Event(time, "evaluation", f"step {int(match[1])}: validation bpb {match[2]}", part.host))
         elif match := _SAVED.search(text):
             found.append(Event(time, "save", f"checkpoint of step {int(match[1] or match[2])}", part.host))

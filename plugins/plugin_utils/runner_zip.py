@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What modules on the hosts and the runner both need.
-SHARED = ("checkpoints.py", "messages.py", "sockets.py")
+SHARED = ("checkpoints.py", "messages.py", "printed.py", "sockets.py")
 _TIME = (2026, 1, 1, 0, 0, 0)
 
 

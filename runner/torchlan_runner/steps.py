@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import re
 from typing import Any, Callable
 
 from torchlan_runner.beat import Beat, Counters
 from torchlan_runner.hooks import after_import
+from torchlan_runner.printed import STEP, VALIDATION
 
 KEEP_CHECKSUMS = 6
 # Smaller tensors are updated by every rank for itself (nanochat: under 1024 elements): another CPU may round their last
 # bit differently, which is no sign of separate training.
 GATHERED = 1024
-_STEP_LINE = re.compile(
-    r"step\s+(\d+)/(\d+)\s*\(\s*[\d.]+%\)\s*\|\s*loss:\s*([-+\d.eainf]+)(?:.*?tok/sec:\s*([\d,.]+))?"
-)
-_VAL_LINE = re.compile(r"Step\s+(\d+)\s*\|\s*Validation bpb:\s*([\d.eainf]+)")
 
 
 def checksum_due(step: int) -> bool:
@@ -29,7 +25,7 @@ def checksum_due(step: int) -> bool:
 
 def parse_line(line: str, counters: Counters) -> None:
     """Takes loss, speed and progress from nanochat's own step lines."""
-    match = _STEP_LINE.search(line)
+    match = STEP.search(line)
     if match:
         counters.last_line = line.strip()[:400]
         counters.step_of = int(match.group(2))
@@ -38,7 +34,7 @@ def parse_line(line: str, counters: Counters) -> None:
         if match.group(4):
             counters.tokens_per_s = float(match.group(4).replace(",", ""))
         return
-    match = _VAL_LINE.search(line)
+    match = VALIDATION.search(line)
     if match:
         counters.val_bpb = float(match.group(2))
 

@@ -83,6 +83,24 @@ def test_lines_have_the_time_at_which_the_log_grew(host: Host) -> None:
     assert NOISE in texts(logs.entries(part, now, raw=True)[0])
 
 
+def test_only_the_times_of_what_is_new_come(host: Host) -> None:
+    now = float(int(time.time()))
+    for number in range(2000):
+        host.write(f"line {number}", when=now - 2000 + number)
+    size = (host.folder / "train.log").stat().st_size
+    assert host.ask(10, "a1", size).stamps == [(now - 1, size)], "the last one is for what comes within its second"
+    part = host.ask(10, "a1", size - 20)
+    assert len(part.stamps) == 3
+    assert [entry.time for entry in logs.entries(part, now, raw=False)[0]] == [now - 1]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "no such file,", "1.2.3 7,", "17966444655 x,1796644465.5 y", "1796644465.5 7"])
+def test_broken_times_are_none(text: str) -> None:
+    whole = [(1796644465.5, 7)] if text.endswith("5 7") else []
+    assert logs.stamps(text) == whole
+    assert logs.Times(whole, 0.0).at(3) == (whole[0][0] if whole else None)
+
+
 def test_a_clock_that_differs(host: Host) -> None:
     now = time.time() - 600  # the controller's is ten minutes behind
     host.write(STEP % 0, when=time.time() - 5)
