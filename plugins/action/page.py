@@ -14,15 +14,14 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils import collected, metrics, page
-from ansible_collections.torchlan.nanochat.plugins.plugin_utils.screen import size
+from ansible_collections.torchlan.nanochat.plugins.plugin_utils import collected, metrics, page, screen
 
 
 class ActionModule(ActionBase):
     """Runs once, without a connection."""
 
     _requires_connection = False
-    _VALID_ARGS = frozenset(("run", "folder", "collected", "checkpoints"))
+    _VALID_ARGS = frozenset(("run", "folder", "collected", "causes", "checkpoints"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -39,12 +38,14 @@ class ActionModule(ActionBase):
             "",
             f"run {run}, attempt {', '.join(attempts)}: from {len(brought)} of {len(args['collected'])} hosts",
         ]
-        lines += [f"  {one['folder']}: {one['files']} files, {size(one['bytes'])}" for one in brought.values()]
+        lines += [f"  {one['folder']}: {one['files']} files, {screen.size(one['bytes'])}" for one in brought.values()]
         lines += _checkpoint(args.get("checkpoints") or {})
         changed = False
         if not self._task.check_mode:
-            made, changed = _write(run, folder, attempts)
+            made, changed = _write(run, folder, attempts, args.get("causes") or [])
             lines += made
+        if args.get("causes"):
+            lines += ["", *screen.causes(args["causes"])]
         Display().display("\n".join([*lines, ""]))
         result.update(changed=changed, attempts=attempts, folder=str(folder))
         return result
@@ -67,7 +68,7 @@ def _checkpoint(found: dict[str, dict[str, Any]]) -> list[str]:
     return [f"  {first['folder']}: step {first['chosen']}{newer}"]
 
 
-def _write(run: str, folder: Path, attempts: list[str]) -> tuple[list[str], bool]:
+def _write(run: str, folder: Path, attempts: list[str], causes: list[dict[str, Any]]) -> tuple[list[str], bool]:
     """Write both files; returns lines about them, and whether they changed."""
     parts = metrics.parts(folder / "collected", attempts)
     rows = sorted((row for part in parts for row in part.rows), key=lambda row: row.time or 0)
@@ -76,7 +77,8 @@ def _write(run: str, folder: Path, attempts: list[str]) -> tuple[list[str], bool
     lines = [f"  {file}: {len(rows):,} rows"]
     config = dict(metrics.configuration(parts))
     try:
-        text = page.make(run, rows, metrics.events(parts), _report(folder, attempts[-1]), config, time.time())
+        report = _report(folder, attempts[-1])
+        text = page.make(run, rows, metrics.events(parts), report, causes, config, time.time())
     except page.NoPlotly:
         return [
             *lines,

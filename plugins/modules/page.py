@@ -30,6 +30,11 @@ options:
     description: What M(torchlan.nanochat.collect) returned on every host, by host.
     type: dict
     required: true
+  causes:
+    description: What is known of the run now, and why it broke, each with C(code), C(weight), C(what) and C(fix).
+    type: list
+    elements: dict
+    default: []
   checkpoints:
     description: What it returned of the checkpoint, by host.
     type: dict

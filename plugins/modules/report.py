@@ -23,7 +23,7 @@ options:
   of:
     description: Which playbook reports.
     type: str
-    choices: [launch, preflight, install, dataset, status, stop]
+    choices: [launch, preflight, install, dataset, status, logs, collect, stop]
     default: launch
 attributes:
   check_mode:

@@ -71,11 +71,18 @@ class NoPlotly(Exception):
 
 
 def make(
-    run: str, rows: list[Row], events: list[Event], report: Mapping[str, Any], config: Mapping[str, Any], now: float
+    run: str,
+    rows: list[Row],
+    events: list[Event],
+    report: Mapping[str, Any],
+    causes: list[dict[str, Any]],
+    config: Mapping[str, Any],
+    now: float,
 ) -> str:
     """The page.
 
     :param report: report.json of the newest launch, empty where there is none.
+    :param causes: what is known of the run now, and why it broke.
     :param config: what the newest attempt was started with.
     :raises NoPlotly: it is not installed.
     """
@@ -90,7 +97,8 @@ def make(
         _tiles(rows),
         f'<div class="charts">{"".join(_charts(rows, events))}</div>',
         _events(events),
-        _causes(report),
+        _causes("Causes, as the hosts tell them now", causes),
+        _causes("Causes, as the last launch reported them", report.get("causes") or []),
         _ranks(report),
         f'<div class="two">{_pairs("Plan", (report.get("plan") or {}).get("numbers"))}'
         f"{_pairs('Options of the script', config.get('arguments'))}</div>",
@@ -299,10 +307,10 @@ def _events(events: list[Event]) -> str:
     return f'<h2>What happened</h2>{left}<div class="tall"><table>{rows}</table></div>'
 
 
-def _causes(report: Mapping[str, Any]) -> str:
-    found = [entry for entry in report.get("causes") or [] if isinstance(entry, Mapping)]
-    rows = [[entry.get(name) for name in ("weight", "host", "code", "what", "fix")] for entry in found]
-    return _table("Causes, as the last launch reported them", ["", "host", "code", "what", "fix"], rows)
+def _causes(title: str, found: Iterable[Any]) -> str:
+    names = ("weight", "host", "code", "what", "fix")
+    rows = [[entry.get(name) for name in names] for entry in found if isinstance(entry, Mapping)]
+    return _table(title, ["", *names[1:]], rows)
 
 
 def _ranks(report: Mapping[str, Any]) -> str:

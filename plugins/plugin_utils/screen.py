@@ -439,6 +439,8 @@ SCREENS = {
     "launch": launch,
     "preflight": preflight,
     "status": status,
+    "logs": status,
+    "collect": status,
     "stop": stop,
 }
 

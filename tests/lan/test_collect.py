@@ -95,6 +95,7 @@ def test_collected_while_it_goes_on_and_after(cluster: Cluster, run: str, core: 
     assert {row["step"] for row in rows if row["val_bpb"]} >= {"0", "5", "10", "15", "20"}
     if b"report.html" in second.text.encode() and "pip install plotly" not in second.text:
         text = files["report.html"].decode()
+        assert "[restarted]" in second.text and ">restarted</td>" in text, "what status says stands here, too"
         for kind in ("failure", "restart", "resume", "evaluation", "save", "end"):
             assert f"</span>{kind}</td>" in text, kind
 

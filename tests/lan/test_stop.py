@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 
+import pytest
 from conftest import Cluster, port_of
 
 # Rank 0 ends well, rank 1 badly and later: agent 0 then waits in torchrun's exit barrier, for 300 s, deaf to SIGTERM.
@@ -74,3 +75,10 @@ def test_stop_and_status_where_nothing_is(cluster: Cluster, run: str) -> None:
     assert result.changed == 0, result
     result = cluster.playbook("status", run=run)
     assert run in result.text, result
+
+
+@pytest.mark.parametrize("playbook", ["status", "logs", "collect", "stop"])
+def test_a_name_that_cannot_be_is_refused_with_words(cluster: Cluster, run: str, playbook: str) -> None:
+    result = cluster.playbook(playbook, '{"nanochat_run": "two words"}', run=run)
+    assert result.status != 0, result
+    assert "nanochat_run='two words' is not a run name  [setting_invalid]" in result.text, result

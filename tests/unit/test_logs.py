@@ -94,7 +94,9 @@ def test_only_the_times_of_what_is_new_come(host: Host) -> None:
     assert [entry.time for entry in logs.entries(part, now, raw=False)[0]] == [now - 1]
 
 
-@pytest.mark.parametrize("text", ["", "\n", "no such file,", "1.2.3 7,", "17966444655 x,1796644465.5 y", "1796644465.5 7"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "no such file,", "1.2.3 7,", "17966444655 x,1796644465.5 y", "1796644465.5 7"]
+)
 def test_broken_times_are_none(text: str) -> None:
     whole = [(1796644465.5, 7)] if text.endswith("5 7") else []
     assert logs.stamps(text) == whole

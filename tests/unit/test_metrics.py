@@ -239,7 +239,9 @@ class Page(HTMLParser):
 
 def made(rows: list[metrics.Row], events: list[metrics.Event], run: str = "demo", **more: Any) -> Page:
     pytest.importorskip("plotly", reason="plotly draws the page")
-    return Page(page.make(run, rows, events, more.get("report", {}), more.get("config", {}), T + 60))
+    return Page(
+        page.make(run, rows, events, more.get("report", {}), more.get("causes", []), more.get("config", {}), T + 60)
+    )
 
 
 def test_the_page_holds_everything(run: Run) -> None:
@@ -248,7 +250,8 @@ def test_the_page_holds_everything(run: Run) -> None:
     report = {"verdict": "proven", "world_size": 2, "backend": "gloo", "run": "demo"}
     report["plan"] = {"hosts": ["a", "b"], "numbers": {"tokens per step": 1024}}  # type: ignore[assignment]
     report["causes"] = [{"weight": "warning", "code": "threads_few", "what": "few", "fix": "more", "host": "a"}]  # type: ignore[assignment]
-    text = made(rows, metrics.events(parts), report=report, config={"arguments": {"depth": "2"}})
+    causes = [{"weight": "error", "code": "disk_full", "what": "rank 0: the disk is full", "fix": "df", "host": "a"}]
+    text = made(rows, metrics.events(parts), report=report, causes=causes, config={"arguments": {"depth": "2"}})
     assert set(text.loaded) <= {"data:,"}
     names = {chart: [trace["name"] for trace in traces] for chart, traces in text.traces().items()}
     assert names == {
@@ -259,7 +262,14 @@ def test_the_page_holds_everything(run: Run) -> None:
         "chart4": ["start", "resume", "evaluation", "save", "stall", "failure", "restart", "end"],
     }
     assert text.traces()["chart1"][0]["y"] == [8.037438, 2.5]
-    for words in ("PROVEN: 2 ranks on 2 hosts", "tokens per step", "depth", "threads_few", "goes on from step 5"):
+    for words in (
+        "PROVEN: 2 ranks on 2 hosts",
+        "tokens per step",
+        "depth",
+        "threads_few",
+        "the disk is full",
+        "goes on from step 5",
+    ):
         assert words in text.text, words
 
 
@@ -312,4 +322,4 @@ def test_a_line_stops_where_nothing_was_written_and_where_a_resume_goes_back() -
 def test_without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     with pytest.raises(page.NoPlotly):
-        page.make("demo", [], [], {}, {}, T)
+        page.make("demo", [], [], {}, [], {}, T)
