@@ -38,13 +38,8 @@ options:
   origin:
     description: URL that a new checkout remembers as its remote C(origin). Set by the action.
     type: str
-attributes:
-  check_mode:
-    description: Can run in check mode and predict changes.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes
 """
 
 EXAMPLES = r"""

@@ -15,20 +15,8 @@ description:
   - Starts one short process with torch that meets those of the other hosts and exchanges some megabytes, and says later
     what it found. All hosts must be started before any of them can have an answer, so these are two tasks.
   - Leaves nothing behind. The process ends after at most O(limit_s), whatever happens.
-attributes:
-  check_mode:
-    description: Runs without changes in check mode and returns the same facts.
-    support: full
-  diff_mode:
-    description: Returns details on what has changed in diff mode.
-    support: N/A
-    details:
-      - This module changes nothing.
-  idempotent:
-    description: When run twice in a row, the second run changes nothing.
-    support: full
-    details:
-      - This module changes nothing.
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.facts
 options:
   job:
     description: What the first task returned. Without it, the process is started.

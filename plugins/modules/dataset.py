@@ -118,13 +118,8 @@ options:
   env:
     description: Environment for nanochat's own programs, as JSON. Set by the action.
     type: str
-attributes:
-  check_mode:
-    description: Can run in check mode and predict changes.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes
 """
 
 EXAMPLES = r"""

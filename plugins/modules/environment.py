@@ -102,13 +102,8 @@ options:
   env:
     description: Environment of the download, as JSON. Set by the action from O(settings).
     type: str
-attributes:
-  check_mode:
-    description: Can run in check mode and predict changes.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes
 """
 
 EXAMPLES = r"""

@@ -19,20 +19,8 @@ description:
   - Reads only, and needs no root. Takes at most about O(timeout_s), however many peers there are.
   - Where a peer's listener measures, the largest packet that passes whole and the bytes per second are found as well,
     one peer at a time and for at most 5 seconds in all.
-attributes:
-  check_mode:
-    description: Runs without changes in check mode and returns the same facts.
-    support: full
-  diff_mode:
-    description: Returns details on what has changed in diff mode.
-    support: N/A
-    details:
-      - This module changes nothing.
-  idempotent:
-    description: When run twice in a row, the second run changes nothing.
-    support: full
-    details:
-      - This module changes nothing.
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.facts
 options:
   peers:
     description: The other hosts.

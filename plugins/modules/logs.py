@@ -42,16 +42,8 @@ options:
   show:
     description: What was read, by host. Shown in the order of time; no host is asked.
     type: dict
-attributes:
-  check_mode:
-    description: Can run in check mode and does the same, for it changes nothing.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
-  action:
-    description: Runs on the controller, and reads files on the host through its connection.
-    support: full
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.shows
 """
 
 EXAMPLES = r"""

@@ -16,15 +16,9 @@ description:
     rendezvous port, and the state of the named run and of others.
   - Reads only, and needs no root. C(torch) is found in the environment's files, never imported.
   - What it finds is data. A missing environment or a taken port does not fail the task.
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.facts
 attributes:
-  check_mode:
-    description: Runs without changes in check mode and returns the same facts.
-    support: full
-  diff_mode:
-    description: Returns details on what has changed in diff mode.
-    support: N/A
-    details:
-      - This module changes nothing.
   idempotent:
     description: When run twice in a row, the second run changes nothing.
     support: full

@@ -26,13 +26,9 @@ options:
     description: The host's package manager.
     type: str
     required: true
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes
 attributes:
-  check_mode:
-    description: Can run in check mode and predict changes.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
   action:
     description: Runs on the controller and uses other modules on the host.
     support: full

@@ -40,15 +40,11 @@ options:
     type: dict
 requirements:
   - plotly, for C(report.html)
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.controller
 attributes:
   check_mode:
     description: Can run in check mode and writes nothing then.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
-  action:
-    description: Runs on the controller alone.
     support: full
 seealso:
   - module: torchlan.nanochat.collect

@@ -18,20 +18,12 @@ description:
     connections with other ranks on the chosen interface, and holds the same parameters.
   - Compiling is not taken for a hang; the limits are O(join_timeout) and O(first_step_timeout).
   - A cause does not fail the task.
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.facts
 attributes:
   check_mode:
     description: Runs without changes in check mode and returns the same answer.
     support: full
-  diff_mode:
-    description: Returns details on what has changed in diff mode.
-    support: N/A
-    details:
-      - This module changes nothing.
-  idempotent:
-    description: When run twice in a row, the second run changes nothing.
-    support: full
-    details:
-      - This module changes nothing.
 options:
   base_dir:
     description: Folder that has the runs in C(runs/), C(NANOCHAT_BASE_DIR). A leading C(~) is the user's home folder.

@@ -25,16 +25,8 @@ options:
     type: str
     choices: [launch, preflight, install, dataset, status, logs, collect, stop]
     default: launch
-attributes:
-  check_mode:
-    description: Can run in check mode and returns the same.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
-  action:
-    description: Runs on the controller, in the user's folder, without a connection.
-    support: full
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.controller
 """
 
 EXAMPLES = r"""

@@ -17,16 +17,8 @@ description:
   - Values from the command line are strings; this is where C(-e nanochat_relaunch=true) becomes a boolean.
   - The values of C(nanochat_secret_env) are not part of the result.
 options: {}
-attributes:
-  check_mode:
-    description: Can run in check mode and returns the same.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
-  action:
-    description: Runs on the controller, in the user's folder, without a connection.
-    support: full
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.controller
 """
 
 EXAMPLES = r"""

@@ -26,16 +26,8 @@ options:
     description: Folder on the master that has the runs in C(runs/). A leading C(~) is the user's home folder.
     type: str
     required: true
-attributes:
-  check_mode:
-    description: Can run in check mode and does the same, for it changes nothing.
-    support: full
-  diff_mode:
-    description: Can show differences.
-    support: none
-  action:
-    description: Runs on the controller, and reads files on the master through its connection.
-    support: full
+extends_documentation_fragment:
+  - torchlan.nanochat.attributes.shows
 """
 
 EXAMPLES = r"""
